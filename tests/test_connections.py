@@ -198,3 +198,18 @@ def test_all_of_a_large_host_are_lost(make: Make) -> None:
     await_true(lambda: len(job.connections(0)._gone) == 400)
     for rank in range(2, 401):
         _C.regain(rank)
+
+
+def test_many_connect_at_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are accepted together; connections that come and go change nothing, so no other target is looked for."""
+    job = make([0, 1])
+    first, looks = job.connections(0), []
+    monkeypatch.setattr(first, "_target", lambda: looks.append(0) or -1)
+    address = "127.0.0.1", job.left["address/0"]["port"]
+    with contextlib.ExitStack() as opened:
+        for _ in range(200):
+            opened.enter_context(socket.create_connection(address, timeout=PATIENCE))
+        await_true(lambda: len(first._due) == 200)
+    await_true(lambda: not first._due)
+    assert job.peers(0) == [1]
+    assert not looks

@@ -118,6 +118,52 @@ def test_torch_without_a_launcher(variables: dict[str, str]) -> None:
     assert "environment variable" in text, text
 
 
+_MEETS = """
+import sys, torch, torch.distributed, mcr_dl
+from datetime import timedelta
+kind, rank, port = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+def handler(url, **options):
+    yield torch.distributed.TCPStore("127.0.0.1", port, 2, rank == 0, timedelta(seconds=60)), rank, 2
+torch.distributed.register_rendezvous_handler("own", handler)
+forms = {
+    "query": {"init_method": f"tcp://127.0.0.1:{port}?rank={rank}&world_size=2"},
+    "handler": {"init_method": "own://place"},
+    "rank": {"init_method": f"tcp://127.0.0.1:{port}", "rank": rank},
+    "size": {"init_method": f"tcp://127.0.0.1:{port}", "world_size": 2},
+}
+mcr_dl.init_process_group("gloo", **forms[kind], _ranks=[])
+x = torch.ones(1)
+mcr_dl.all_reduce(x)
+print(f"rank {mcr_dl.get_rank()} of {int(x)};", flush=True)
+mcr_dl.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "variables"),
+    [("query", ()), ("handler", ()), ("rank", ("WORLD_SIZE", "RANK")), ("size", ("WORLD_SIZE", "RANK"))],
+)
+def test_rank_from_the_meeting_point(kind: str, variables: tuple[str, ...]) -> None:
+    """Rank and size may come from the URL or a handler of the program's, and one of them from the environment."""
+    port = str(launchers.free_port())
+    values = [{"WORLD_SIZE": "2", "RANK": str(rank)} for rank in range(2)]
+    started = [
+        ([sys.executable, "-c", _MEETS, kind, str(rank), port], {name: values[rank][name] for name in variables})
+        for rank in range(2)
+    ]
+    codes, text = run(started)
+    assert set(codes) == {0}, text
+    assert [text.count(f"rank {rank} of 2;") for rank in range(2)] == [1, 1], text
+
+
+def test_a_rank_without_a_size() -> None:
+    """Without a launcher's variables, one of the two is not enough."""
+    program = "import mcr_dl; mcr_dl.init_process_group('gloo', rank=0)"
+    codes, text = run([([sys.executable, "-c", program], {})])
+    assert codes == [1]
+    assert "rank and world_size: expected both or none, got rank=0, world_size=-1" in text, text
+
+
 @pytest.mark.parametrize("launcher", CASES)
 def test_info(launcher: str) -> None:
     """``mcr-info`` prints versions, launcher, library, backends and what they support."""

@@ -45,6 +45,12 @@ def test_a_rank_is_lost_inside_shrink(nursery: Nursery, backends: str, losses: s
     jobs.expect(run(nursery, backends, losses), 0, "group of 2 of 4: rank")
 
 
+@pytest.mark.parametrize(("losses", "left"), [("1,2*", 2), ("1,0*", 2), ("1/0/3", 1)])
+def test_gloo_that_connects_late(nursery: Nursery, losses: str, left: int) -> None:
+    """As in a job of many ranks, where two ranks connect when they first need it."""
+    jobs.expect(run(nursery, "gloo", losses, TORCH_GLOO_LAZY_INIT="1"), 0, f"group of {left} of 4: rank")
+
+
 @pytest.mark.parametrize("library", ["MPICH", "Open MPI"])
 @pytest.mark.parametrize(
     ("backends", "losses", "sizes"),

@@ -25,7 +25,7 @@ from mcr_dl.trace.cli import main as mcr_trace
 from mcr_dl.watch import _alarm, _losses, _report, _watch, dump
 from mcr_dl.watch._alarm import Alarm, Exchange
 from mcr_dl.watch._diagnosis import absent, call_text, complete, diagnose, first_difference
-from mcr_dl.watch._inquiry import find_out
+from mcr_dl.watch._inquiry import Inquiries
 from mcr_dl.watch._losses import Losses
 from mcr_dl.watch._watch import Groups, Watch
 
@@ -286,7 +286,9 @@ def test_many_alarms_leave_little() -> None:
             exchange.raise_alarm(Alarm(0, "timeout", "g", "text"))
             assert heard.acquire(timeout=10)
             deadline = time.monotonic() + 10
-            exchange.publish(number, "g", "text", deadline)
+            inquiry = f"{number}/0/g"
+            assert exchange.asker(inquiry, None, deadline) == 0
+            assert exchange.publish(number, inquiry, "text", deadline) == "text"
             assert exchange._until(lambda: exchange.number == number + 1, 10, deadline)  # noqa: B023
         assert store.num_keys() < 200 + 3 * 70  # the counters of the alarms stay
     finally:
@@ -303,14 +305,14 @@ def test_an_alarm_that_was_not_rung() -> None:
     """Its first rank has ended since; and the time of the inquiry is limited as a whole."""
     exchange = Exchange(torch_dist.HashStore(), 0, 2, lambda _: report([]), lambda *_: None)
     exchange.start()
-    losses, alarm = Losses(exchange, 0), Alarm(0, "timeout", "g", "text", 1)
+    inquiries, alarm = Inquiries(exchange, Losses(exchange, 0)), Alarm(0, "timeout", "g", "text", 1)
     exchange.store.add("alarm/0", 1)
     try:
         begin = time.monotonic()
         with contextlib.suppress(RuntimeError):
-            find_out(exchange, losses, alarm, [0, 1], 0.3)
+            inquiries.find_out(alarm, [0, 1], 0.3)
         assert time.monotonic() - begin < 1.2  # and not the time for another rank's diagnosis
-        found = find_out(exchange, losses, alarm, [0, 1], 4.0)
+        found = inquiries.find_out(alarm, [0, 1], 4.0)
         assert "rank 1: it has not started" in found.text
         assert exchange._until(lambda: exchange.number > 0, 10, time.monotonic() + 20)
     finally:
@@ -350,8 +352,9 @@ def test_calls_that_time_out_together(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told(5) == "Not arrived: rank 1, again."
 
 
-def test_other_requests_during_an_inquiry() -> None:
+def test_other_requests_during_an_inquiry(monkeypatch: pytest.MonkeyPatch) -> None:
     """The news of a loss, which other threads read from the store, comes while a diagnosis waits for answers."""
+    monkeypatch.setattr(_alarm, "ANSWERS", 50.0)
     exchange = Exchange(torch_dist.HashStore(), 0, 2, lambda _: report([]), lambda *_: None)
     exchange.start()
     lost: dict[int, str] = {}
@@ -365,7 +368,7 @@ def test_other_requests_during_an_inquiry() -> None:
         number, first = exchange.raise_alarm(Alarm(0, "timeout", "g", "text"))
         assert first
         asking.start()
-        answers = exchange.gather(number, begin + 60, lambda: lost, 50)
+        answers = exchange.gather(number, [0, 1], begin + 60, lambda: lost)
         assert lost  # and not the 50 seconds
         assert time.monotonic() < begin + 40
         assert answers.silent == [1]

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from itertools import islice
 from typing import Any, cast
 
 import torch.distributed as torch_dist
@@ -13,6 +14,8 @@ from mcr_dl.base import documents
 from mcr_dl.base.errors import CollectiveTimeoutError, InvalidArgumentError
 
 _LARGEST = 64 * documents.MIB  # bytes of one rank's value; a log's records, for stragglers, are the largest
+_PATIENCE = timedelta(seconds=15)  # for the rank that says who is missing, which may ask the others where they are
+_NAMED = 8  # missing ranks, at most
 STORE_ERRORS = (RuntimeError, ValueError, OSError)
 """What an action on a store raises: the store's own errors, those of a value, and those of the connection."""
 
@@ -39,6 +42,18 @@ def _value(text: bytes, key: str, rank: int) -> Any:
     return decode(text, f"the value of rank {rank} for {key!r}")
 
 
+def absent(store: torch_dist.Store, keys: Sequence[str], first: int = 0) -> Iterator[int]:
+    """The places of the keys without a value, counted from ``first``; few requests, as most ranks usually have come."""
+    if not keys or store.check(list(keys)):
+        return
+    if len(keys) == 1:
+        yield first
+        return
+    middle = len(keys) // 2
+    yield from absent(store, keys[:middle], first)
+    yield from absent(store, keys[middle:], first + middle)
+
+
 def agree(
     store: torch_dist.Store,
     rank: int,
@@ -63,25 +78,41 @@ def agree(
 
 
 def _late(store: torch_dist.Store, rank: int, size: int, key: str, function: str) -> str:
-    """Who has not come. Of those that wait, rank 0 knows it first."""
+    """Who has not come: the rank whose time is over first looks, for all, and the others repeat its text."""
     limit: timedelta = cast(Any, store).timeout  # torch's types lack it
     seconds = limit / timedelta(seconds=1)
     text = f"{function}: timed out: the ranks have not agreed on {key!r} within {seconds:g} s"
     try:
-        missing = [other for other in range(size) if other != rank and not store.check([f"{key}/{other}"])]
+        if store.add(f"{key}/looks", 1) == 1:
+            store.set(f"{key}/late", _who_is_late(store, rank, size, key, text))
+        elif not _comes(store, f"{key}/late"):
+            return f"{text}. The rank that looks for the missing ones has not answered."
+        return store.get(f"{key}/late").decode()
     except torch_dist.DistError as error:
         return f"{text}, and the store cannot be reached any more: {error}"
-    missing = missing or ([0] if rank else [])
+
+
+def _comes(store: torch_dist.Store, key: str) -> bool:
+    try:
+        store.wait([key], _PATIENCE)
+    except torch_dist.DistStoreError:
+        return False
+    return True
+
+
+def _who_is_late(store: torch_dist.Store, rank: int, size: int, key: str, text: str) -> str:
+    keys = [f"{key}/{other}" for other in range(size)]
+    missing = list(islice(absent(store, keys), _NAMED + 1)) or ([0] if rank else [])
     if not missing:
         return f"{text}, although all have come"
-    names = ", ".join(f"rank {other}" for other in missing[:8]) + (", ..." if len(missing) > 8 else "")
-    told = "" if _locate is None else _locate(text, missing[:8])
+    names = ", ".join(f"rank {other}" for other in missing[:_NAMED]) + (", ..." if len(missing) > _NAMED else "")
+    told = "" if _locate is None else _locate(text, missing[:_NAMED])
     return f"{text}. Not arrived: {told or names}."
 
 
 def _agreed(store: torch_dist.Store, rank: int, size: int, key: str, decide: Callable[[list[Any]], Any]) -> Any:
     if rank == 0:
-        texts = [store.get(f"{key}/{other}") for other in range(size)]
+        texts = store.multi_get([f"{key}/{other}" for other in range(size)])
         try:
             answer = {"value": decide([_value(text, key, other) for other, text in enumerate(texts)])}
         except InvalidArgumentError as error:

@@ -7,8 +7,10 @@ import contextlib
 import fcntl
 import os
 import re
+import resource
 import socket
 import struct
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +23,8 @@ import torch.distributed as torch_dist
 from mcr_dl.base.errors import InvalidArgumentError
 
 _SIOCGIFADDR = 0x8915  # Linux's request for an interface's address
+_CONNECTIONS = 8  # of a rank with the store, at most
+_FILES = 512  # that a process has open otherwise
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,12 @@ def detect(environment: Mapping[str, str] = os.environ) -> Launch:
     rank, size = next(row[1:3] for row in _VARIABLES if row[0] == found.launcher)
     message = f"{rank}, {size}: expected a rank from 0 to {size} - 1, got {rank}={found.rank} and {size}={found.size}"
     raise InvalidArgumentError(message)
+
+
+def stated(rank: int, size: int) -> Launch:
+    """The launch of a process whose program states rank and size."""
+    found = read()
+    return Launch("arguments" if found.launcher == "none" else found.launcher, rank, size, found.local_rank)
 
 
 def export_local_rank() -> None:
@@ -132,6 +142,26 @@ def has_mpi_launcher(environment: Mapping[str, str] = os.environ) -> bool:
 def store_outlives(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether the launcher, rather than rank 0, holds the store."""
     return environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def make_room(launch: Launch) -> None:
+    """Let rank 0, which serves the store, hold the connections of all ranks. Warns if the system does not allow it."""
+    if launch.rank != 0 or store_outlives():
+        return
+    needed = launch.size * _CONNECTIONS + _FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        soft = allowed
+    if soft < needed:
+        message = (
+            f"rank 0 may have {soft} open files, but serves the store of {launch.size} ranks, with up to {needed}: "
+            f"raise the limit (ulimit -n)"
+        )
+        warnings.warn(message, stacklevel=2)
 
 
 def first_host(nodelist: str) -> str:

@@ -98,13 +98,16 @@ def _control(group: _C.Group, store: torch_dist.Store) -> TorchControl | None:
         control = TorchControl(group, min(group.timeout, _AGREEMENT))
     except (AttributeError, RuntimeError) as error:  # of a torch without gloo, or a host without a usable network
         problem = str(error) or type(error).__name__
-    problems = agreement.agree(store, group.rank(), group.size(), "measured over", problem, list)
-    told = next(filter(None, problems), "")
+    told = agreement.agree(store, group.rank(), group.size(), "measured over", problem, _first_text)
     if not told:
         return control
     if group.rank() == 0:
         _log.warning("no measurement, as its ranks agree over gloo, which fails: %s", told)
     return None
+
+
+def _first_text(problems: list[str]) -> str:
+    return next(filter(None, problems), "")
 
 
 def _keep(scale: Scale, backends: list[str]) -> str:

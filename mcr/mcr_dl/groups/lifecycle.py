@@ -47,19 +47,19 @@ _EXIT_DESYNC = 70  # as for a process that ends itself in a call that cannot con
 
 
 def launch_of(rank: int, world_size: int) -> launcher.Launch:
-    """The launch that the arguments describe, else that of the environment."""
-    if (rank < 0) != (world_size < 0):
-        message = f"rank and world_size: expected both or none, got rank={rank}, world_size={world_size}"
-        raise InvalidArgumentError(message)
-    if world_size < 0:
+    """The launch that the arguments describe; what they leave out is that of the environment."""
+    if rank < 0 and world_size < 0:
         return launcher.detect()
+    if rank < 0 or world_size < 0:
+        found = launcher.read()
+        if found.launcher == "none":
+            message = f"rank and world_size: expected both or none, got rank={rank}, world_size={world_size}"
+            raise InvalidArgumentError(message)
+        rank, world_size = (found.rank, world_size) if rank < 0 else (rank, found.size)
     if rank >= world_size:
         message = f"rank: expected 0 to {world_size - 1}, got {rank}"
         raise InvalidArgumentError(message)
-    found = launcher.read()
-    return launcher.Launch(
-        "arguments" if found.launcher == "none" else found.launcher, rank, world_size, found.local_rank
-    )
+    return launcher.stated(rank, world_size)
 
 
 def start(
@@ -83,7 +83,10 @@ def start(
     wanted = registry.parse_for_group(backend)
     specifications = chain.with_scheduler(trace.with_log(chain.specify(passes)))
     limit = state.DEFAULT_TIMEOUT if timeout is None else _C.timeout(timeout)
-    launch = launch_of(rank, world_size)
+    if store is None and meeting.names_ranks(init_method):
+        launch, store = meeting.meet_at(init_method, rank, world_size, limit)
+    else:
+        launch = launch_of(rank, world_size)
     report.show(launch.rank)
     if launch.rank == 0:
         variables.warn_of_unknown()
@@ -211,7 +214,8 @@ def _connect_one(world: _C.Group, store: torch_dist.Store, name: str) -> str:
         communicators.connect(world, [name])
     except (BackendUnavailableError, BackendError, CollectiveTimeoutError) as error:
         problem = str(error)
-    return startup.problem_of(agreement.agree(store, world.rank(), world.size(), f"start/{name}", problem, list))
+    told = agreement.agree(store, world.rank(), world.size(), f"start/{name}", problem, startup.problem_of)
+    return str(told)
 
 
 def end() -> None:

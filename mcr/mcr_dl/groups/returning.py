@@ -7,7 +7,7 @@ import contextlib
 import time
 import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -124,9 +124,6 @@ def admit(current: state.State, applicant: Applicant) -> None:
 def answer(current: state.State, applicant: Applicant, name: str, forming: dict[str, Any], limit: timedelta) -> None:
     """Leave what the process needs at the store: see Answer. Each member calls this; the first one's answer counts."""
     assert current.knowledge is not None
-    knowledge = {
-        each.name: getattr(current.knowledge, each.name) for each in fields(current.knowledge) if each.name != "rules"
-    }
     former = watch.former()
     made = Answer(
         state.life(),
@@ -136,7 +133,7 @@ def answer(current: state.State, applicant: Applicant, name: str, forming: dict[
         current.timeout // timedelta(milliseconds=1),
         {key: getattr(current, key) for key in _AGREED},
         chain.terms_of(current.passes),
-        knowledge,
+        choice.answer_of(current.knowledge),
         former.alarm,
         sorted([rank, text] for rank, text in former.lost.items()),
     )

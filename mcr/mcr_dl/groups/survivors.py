@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch.distributed as torch_dist
 
 from mcr_dl import _C, watch
-from mcr_dl.base import agreement
+from mcr_dl.base import agreement, blocks
 from mcr_dl.base.errors import (
     BackendError,
     BackendUnavailableError,
@@ -30,9 +30,10 @@ from mcr_dl.base.errors import (
 from mcr_dl.groups import factory, forms, reconnecting, returning
 from mcr_dl.libraries import registry
 from mcr_dl.runtime import communicators, core_groups, lines, state
+from mcr_dl.runtime.rounds import pause
 
 _log = logging.getLogger("mcr_dl")
-_PAUSE = 0.01  # seconds between two looks at the store
+_LONGEST = 0.01  # seconds between two looks at the store
 _GRACE = 20.0  # seconds for the first rank to look, once all have come
 _NOT_TRIED = "after a loss it is used only in jobs on one host, by processes that have been there from the start"
 _Look = Callable[[], list[returning.Applicant]]
@@ -81,33 +82,38 @@ class _Meeting:
         Raises CollectiveTimeoutError, which names the members that have neither come nor ended, and BackendError if
         the store is gone.
         """
-        mine = f"{step}/{self._rank}"
-        self._deadline = time.monotonic() + self._limit
+        mine, begin = f"{step}/{self._rank}", time.monotonic()
+        self._deadline = begin + self._limit
         try:
             self._store.set(mine, agreement.encode([problem, wish, self._what, broken]))
             while not self._store.check([f"{step}/outcome"]):
                 self._conclude(step, members, look)
-                time.sleep(_PAUSE)
+                time.sleep(pause(time.monotonic() - begin, _LONGEST, len(members)))
             outcome = agreement.decode(self._store.get(f"{step}/outcome"), step)
             self._store.delete_key(mine)  # calls of grow() may be many
         except agreement.STORE_ERRORS as error:
             _raise(self._what, error)
         if isinstance(outcome, str):
             raise CollectiveTimeoutError(outcome)
-        ranks, words, invited = outcome
-        problems, wishes, functions, knowing = [list(column) for column in zip(*words, strict=True)]
+        ranks, words, places, invited = outcome
+        each_word = [words[place] for place in blocks.unpack(places)]
+        problems, wishes, functions, knowing = [list(column) for column in zip(*each_word, strict=True)]
         applicants = [returning.Applicant(*each) for each in invited]
-        return _Outcome(ranks, problems, wishes, functions, applicants, any(knowing))
+        return _Outcome(blocks.unpack(ranks), problems, wishes, functions, applicants, any(knowing))
 
     def _conclude(self, step: str, members: Sequence[int], look: _Look) -> None:
         """Set the outcome, if all members that are not lost have come; the first of them looks."""
-        running = [rank for rank in members if rank not in watch.lost()]
+        lost = watch.lost()
+        running = [rank for rank in members if rank not in lost]
         keys = [f"{step}/{rank}" for rank in running]
         if running and running[0] == self._rank and self._store.check(keys):
-            words = [agreement.decode(self._store.get(key), key) for key in keys]
-            self._store.compare_set(f"{step}/outcome", "", agreement.encode([running, words, look()]))
+            texts = self._store.multi_get(keys)
+            words = [agreement.decode(text, f"{step}: a rank's value") for text in dict.fromkeys(texts)]
+            # All ranks read it: equal words, as those of most ranks are, are there once.
+            outcome = [blocks.pack(running), words, blocks.pack(blocks.numbered(texts)), look()]
+            self._store.compare_set(f"{step}/outcome", "", agreement.encode(outcome))
         elif self._has_waited_enough(keys):
-            missing = [rank for rank, key in zip(running, keys, strict=True) if not self._store.check([key])]
+            missing = [running[place] for place in agreement.absent(self._store, keys)]
             message = (
                 f"{self._what}: {watch.ranks_text(missing or running[:1])} still running, but not in {self._what}() "
                 f"within the timeout"

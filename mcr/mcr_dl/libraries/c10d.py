@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 OURS = "mcr"  # MCR-DL's own name in torch, registered by mcr_dl_autoload
 _FAKE_MODULE = "torch.testing._internal.distributed.fake_pg"
 _ADAPTER = "c10d"  # the module that serves all of them
+_LATE = "TORCH_GLOO_LAZY_INIT"  # torch reads it whenever it makes a group of gloo
+_MESH = 64  # ranks: in a job with a larger group, gloo does not connect each with each when a group is made
 
 
 class TorchLibrary(Library):
@@ -87,7 +90,14 @@ class _Gloo(TorchLibrary):
     def _missing(self) -> str | None:
         return None if dist.is_gloo_available() else "this torch is built without gloo"
 
+    def reads_later(self, size: int) -> bool:
+        """Whether two ranks connect when they first need it."""
+        if size > _MESH:
+            os.environ.setdefault(_LATE, "1")
+        return os.environ.get(_LATE, "").lower() in ("1", "t", "true", "y", "yes")
+
     def _create(self, store: c10d.Store, rank: int, size: int, timeout: timedelta) -> c10d.Backend:
+        self.reads_later(size)
         return c10d.ProcessGroupGloo(store, rank, size, timeout)
 
 

@@ -121,6 +121,11 @@ class Library:
         del store, group
         return None
 
+    def reads_later(self, size: int) -> bool:
+        """Whether a communicator of so many ranks reads its store also after it was made. Equal on its ranks."""
+        del size
+        return False
+
     def leave(self) -> None:
         """Called when the process begins to end the libraries."""
 

@@ -17,17 +17,17 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from enum import Enum, auto
-from itertools import groupby
 from pathlib import Path
 
 from torch.distributed import PrefixStore, Store
 
-from mcr_dl.base import launcher
+from mcr_dl.base import blocks, launcher
 
 _MAPPING = "PMI_process_mapping"
 _KEY_LENGTH = 64
 _VALUE_LENGTH = 1024
 _LINE_LENGTH = 1 << 16
+_NONE = "no value"  # which a line cannot have, as it is two words
 _PATIENCE = 2.0  # seconds
 _PAUSE = 0.02  # between two looks at the store
 _FAREWELL = "cmd=finalize_ack rc=0"
@@ -50,17 +50,8 @@ def host_identity() -> str:
 
 def process_mapping(hosts: Sequence[str]) -> str:
     """Write PMI's mapping of ranks to hosts: blocks of (first host, number of hosts, ranks on each)."""
-    numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
-    blocks: list[tuple[int, int, int]] = []
-    for node, run in groupby(numbers[host] for host in hosts):
-        ranks = len(list(run))
-        if blocks:
-            first, nodes, each = blocks[-1]
-            if node == first + nodes and ranks == each:
-                blocks[-1] = (first, nodes + 1, each)
-                continue
-        blocks.append((node, 1, ranks))
-    return "(vector," + ",".join(f"({first},{nodes},{each})" for first, nodes, each in blocks) + ")"
+    packed = blocks.pack(blocks.numbered(hosts))
+    return "(vector," + ",".join(f"({first},{nodes},{each})" for first, nodes, each in packed) + ")"
 
 
 class PmiResponder:
@@ -105,7 +96,7 @@ class PmiResponder:
         os.environ.update(self._environment)
         if rank == 0:
             self._store.set("job", f"mcr_dl-{uuid.uuid4().hex}")
-        self._store.set(f"host/{rank}", host_identity())
+        give(self._store, "host", rank, size, host_identity(), process_mapping)
         self._thread = threading.Thread(target=self._serve, name="mcr_dl-pmi", daemon=True)
         self._thread.start()
 
@@ -203,11 +194,10 @@ class PmiResponder:
 
     def _lookup(self, key: str) -> str | None:
         if key == _MAPPING:
-            keys = [f"host/{rank}" for rank in range(self._size)]
-            self._store.wait(keys, self._timeout)
-            return process_mapping([host.decode() for host in self._store.multi_get(keys)])
-        key = f"kvs/{key}"
-        return self._store.get(key).decode() if self._store.check([key]) else None
+            return result(self._store, "host", self._timeout)
+        # One request: a key that is not there seems to have the value that is expected, and stays away.
+        found = self._store.compare_set(f"kvs/{key}", _NONE, _NONE).decode()
+        return None if found == _NONE else found
 
     def _barrier(self, _: dict[str, str]) -> str:
         key = f"barrier/{self._barriers}"
@@ -238,6 +228,21 @@ class PmiResponder:
     def _finalize(self, _: dict[str, str]) -> str:
         self._state = _State.LEFT
         return _FAREWELL
+
+
+def give(store: Store, key: str, rank: int, size: int, value: str, decide: Callable[[list[str]], str]) -> None:
+    """Leave this rank's value. The last rank to come leaves what ``decide`` makes of all of them, for ``result``."""
+    store.set(f"{key}/{rank}", value)
+    if store.add(f"{key}/come", 1) == size:
+        values = store.multi_get([f"{key}/{each}" for each in range(size)])
+        store.set(f"{key}/all", decide([each.decode() for each in values]))
+
+
+def result(store: Store, key: str, timeout: timedelta) -> str:
+    """That, once all ranks have come. Raises RuntimeError after the timeout."""
+    store.wait([f"{key}/all"], timeout)
+    text: str = store.get(f"{key}/all").decode()
+    return text
 
 
 def hide(variables: Mapping[str, str]) -> None:

@@ -28,8 +28,9 @@ from typing import Any
 
 from torch.distributed import PrefixStore, Store
 
+from mcr_dl.base import agreement, blocks
 from mcr_dl.libraries import pmix_server
-from mcr_dl.libraries.pmi import await_keys, hide, host_identity, own_connection
+from mcr_dl.libraries.pmi import await_keys, give, hide, host_identity, own_connection, result
 
 _FILE = "libpmix.so"
 _SERVER_INTERFACE = b"\0PMIx_server_init\0"
@@ -119,14 +120,14 @@ class PmixResponder:
         except (OSError, RuntimeError, subprocess.SubprocessError) as error:
             trouble = f"rank {rank}: {error}"
         try:
-            self._store.set(f"ready/{rank}", trouble)
-            troubles = list(filter(None, self._of_all("ready")))
+            give(self._store, "ready", rank, size, trouble, _together)
+            troubles = result(self._store, "ready", timeout)
         except RuntimeError as error:
-            troubles = [f"rank {rank}: not all ranks have come to the start of Open MPI: {error}"]
+            troubles = f"rank {rank}: not all ranks have come to the start of Open MPI: {error}"
         if troubles or connection is None:  # the others would wait in MPI_Init for a rank without a server
             if connection is not None:
                 connection.close()
-            raise PmixError("; ".join(troubles))
+            raise PmixError(troubles)
         self._connection = connection
         os.environ.update(self._environment)
         self._thread = threading.Thread(target=self._serve, name="mcr_dl-pmix", daemon=True)
@@ -153,17 +154,17 @@ class PmixResponder:
 
     def _start(self, mpi: str) -> Connection[Any, Any]:
         """Meet the other ranks, and start the server of this host or connect with it."""
-        self._store.set(f"host/{self._rank}", f"{host_identity()}\n{socket.gethostname()}")
-        hosts = [text.split("\n") for text in self._of_all("host")]
-        nodes, self._placement = node_names([(identity, name) for identity, name in hosts])
         if self._rank == 0:
             self._store.set("job", f"mcr_dl-{uuid.uuid4().hex}")
+        give(self._store, "host", self._rank, self._size, f"{host_identity()}\n{socket.gethostname()}", self._place)
+        packed = agreement.decode(result(self._store, "host", self._timeout).encode(), "the nodes of the ranks")
+        self._placement = tuple(blocks.unpack(packed))
         node = self._placement[self._rank]
         key = f"folder/{node}"
         if self._placement.index(node) == self._rank:
             folder = ""
             try:
-                folder, connection, variables = self._launch(mpi, nodes, node)
+                folder, connection, variables = self._launch(mpi, node)
             finally:
                 self._store.set(key, folder)
         else:
@@ -172,16 +173,22 @@ class PmixResponder:
         self._environment = {**variables, **_prefix(mpi)}
         return connection
 
-    def _launch(self, mpi: str, nodes: tuple[str, ...], node: int) -> tuple[str, Connection[Any, Any], dict[str, str]]:
+    def _place(self, hosts: list[str]) -> str:
+        """Leave the names of the nodes, which only the servers need; the result is the node of each rank."""
+        nodes, placement = node_names([(identity, name) for identity, name in (host.split("\n") for host in hosts)])
+        self._store.set("nodes", agreement.encode(nodes))
+        return agreement.encode(blocks.pack(placement))
+
+    def _launch(self, mpi: str, node: int) -> tuple[str, Connection[Any, Any], dict[str, str]]:
         """Start the server of this host. The result is its folder, the connection and this rank's variables."""
         library = server_library(mpi)
         if library is None or not sys.executable:
             missing = "sys.executable is empty" if library else f"there is no {_FILE} with a server's interface"
             raise PmixError(f"Open MPI's PMIx server cannot be started: {missing}")
-        self._store.wait(["job"], self._timeout)
+        name = self._store.get("job").decode()
+        nodes = tuple(agreement.decode(self._store.get("nodes"), "the names of the nodes"))
         folder = tempfile.mkdtemp(prefix="mcr_dl-pmix-")
         crowded = self._placement.count(node) > (os.cpu_count() or 1)
-        name = self._store.get("job").decode()
         job = pmix_server.Job(library, name, node, nodes, self._placement, folder, crowded)
         ours, theirs = Pipe()
         try:
@@ -218,11 +225,6 @@ class PmixResponder:
             raise PmixError(f"Open MPI's PMIx server did not answer within {_START:.0f} s")
         return connection, connection.recv()
 
-    def _of_all(self, key: str) -> list[str]:
-        keys = [f"{key}/{rank}" for rank in range(self._size)]
-        self._store.wait(keys, self._timeout)
-        return [value.decode() for value in self._store.multi_get(keys)]
-
     def _serve(self) -> None:
         with contextlib.suppress(EOFError, OSError):
             while (request := self._connection.recv()) not in (pmix_server.ENDED, pmix_server.STAYS):
@@ -254,6 +256,10 @@ class PmixResponder:
 
     def _wait(self, keys: list[str]) -> None:
         await_keys(self._store, keys, self._timeout, self._leaving, self._gone)
+
+
+def _together(troubles: list[str]) -> str:
+    return "; ".join(filter(None, troubles))
 
 
 def _run_server(connection: int) -> None:

@@ -162,7 +162,7 @@ class _Meeting:
 
     def _appears(self, limit: float) -> bool:
         """Whether an answer appears within ``limit`` seconds."""
-        return poll(self._round.answered, limit, _LONGEST, self._require_all_ranks)
+        return poll(self._round.answered, limit, _LONGEST, self._require_all_ranks, size=self.group.size())
 
     def _require_all_ranks(self) -> None:
         lost = _C.lost(self.group._label)

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any
@@ -59,7 +61,8 @@ def connect(
             message = f"backend: {name!r} starts on all ranks together, so it must be named at init_process_group()"
             raise NotInitializedError(message)
         library.start(current.store, current.launch.rank, current.launch.size)
-        store = _store(group, f"{group.name()}/{name}")
+        later = library.reads_later(group.size())
+        store = _store(group, f"{group.name()}/{name}", apart=later)
         argument = _unless_lost(group, partial(library.argument, store, group)) if adopted is None else adopted
         turn = current.count(f"connect {group.name()} {name}")
         meeting = _store(group, f"connect/{group.name()}/{name}/{turn}")
@@ -67,14 +70,26 @@ def connect(
         if library.together and patience is not None:
             _connect_patiently(group, name, connecting, patience)
         else:
-            if library.together and group.size() > 1:
-                _meet(group, meeting)
-            connecting()
+            with _kept(argument) if later else contextlib.nullcontext():
+                if (library.together or later) and group.size() > 1:
+                    _meet(group, meeting)
+                connecting()
         library.started()
 
 
+@contextlib.contextmanager
+def _kept(argument: object) -> Iterator[None]:
+    """Never destroy the object if the block raises: that may wait for a rank that is lost before it connects."""
+    try:
+        yield
+    except BaseException:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(argument))
+        raise
+
+
 def _meet(group: _C.Group, store: torch_dist.Store) -> None:
-    """Return when all members are here: a library that admits one thread at a time would keep other calls out.
+    """Return when all members are here: a library that admits one thread at a time would keep other calls out, and one
+    that reads the store later, from any thread, finds all there.
 
     A member may still wait for one of these calls before it comes. Raises CollectiveTimeoutError on all members if one
     does not come within the group's timeout.
@@ -84,11 +99,11 @@ def _meet(group: _C.Group, store: torch_dist.Store) -> None:
         return meeting.answer("")
     limit = group.timeout.total_seconds()
     check = partial(require_all_ranks, group._label)
-    there = poll(meeting.answered, limit, _LONGEST, check)
+    there = poll(meeting.answered, limit, _LONGEST, check, size=group.size())
     if not there and meeting.close():
         absent = [rank for rank, value in zip(group.ranks, meeting.values(), strict=True) if value is None]
         meeting.answer(f"{ranks_text(absent)} did not come within {limit:g} s")
-    elif not there and not poll(meeting.answered, PATIENCE, _LONGEST, check):
+    elif not there and not poll(meeting.answered, PATIENCE, _LONGEST, check, size=group.size()):
         raise CollectiveTimeoutError(
             f"group {group.name()!r}: connecting timed out: no answer of the last rank to come"
         )
@@ -145,11 +160,14 @@ def _unless_lost(
             raise CollectiveTimeoutError(message)
 
 
-def _store(group: _C.Group, name: str) -> torch_dist.Store:
-    """A part of the job's store. Once ranks have been lost, more may be: waits for them then end at once."""
+def _store(group: _C.Group, name: str, *, apart: bool = False) -> torch_dist.Store:
+    """A part of the job's store. Once ranks have been lost, more may be: waits for them then end at once.
+
+    ``apart``: for use while a thread waits at the store.
+    """
     current = state.current()
     if not watch.has_lost():
-        return torch_dist.PrefixStore(name, current.store)
+        return torch_dist.PrefixStore(name, current.apart() if apart else current.store)
     made = WatchedStore(name, current.store, group)
     current.stores.append(made)
     return made

@@ -10,10 +10,12 @@ from datetime import timedelta
 import torch.distributed as torch_dist
 
 from mcr_dl.base import launcher
+from mcr_dl.base.agreement import absent
 from mcr_dl.base.errors import CollectiveTimeoutError
+from mcr_dl.runtime.rounds import pause
 from mcr_dl.watch import ranks_text
 
-_PAUSE = 0.01  # seconds between two looks of rank 0 at the store
+_LONGEST = 0.01  # seconds between two looks of rank 0 at the store
 _GO, _SUPERSEDED, _NEWEST = "go", "superseded", "newest"
 
 
@@ -46,10 +48,10 @@ def newest(store: torch_dist.Store) -> torch_dist.Store:
 def _lead(meeting: torch_dist.Store, size: int, limit: timedelta) -> str:
     """Name the life and wait until all other ranks have the name."""
     joins = [f"join/{rank}" for rank in range(1, size)]
-    name, deadline = uuid.uuid4().hex, time.monotonic() + limit.total_seconds()
+    name, begin = uuid.uuid4().hex, time.monotonic()
     words: list[str] = []
     while joins:
-        found = [meeting.get(key).decode() for key in joins] if meeting.check(joins) else []
+        found = [word.decode() for word in meeting.multi_get(joins)] if meeting.check(joins) else []
         if found and found != words:
             former, name, words = name, uuid.uuid4().hex, found
             for word in words:
@@ -58,11 +60,12 @@ def _lead(meeting: torch_dist.Store, size: int, limit: timedelta) -> str:
         here = [f"{name}/{rank}" for rank in range(1, size)]
         if words and meeting.check(here):
             break
-        if time.monotonic() > deadline:
-            missing = [rank for rank, key in enumerate(here, 1) if not meeting.check([key])]
+        passed = time.monotonic() - begin
+        if passed > limit.total_seconds():
+            missing = list(absent(meeting, here, 1))
             message = f"start: {ranks_text(missing)} have not come within {limit.total_seconds():g} s"
             raise CollectiveTimeoutError(message)
-        time.sleep(_PAUSE)
+        time.sleep(pause(passed, _LONGEST, size))
     meeting.set(_NEWEST, name)
     meeting.set(f"{name}/ended", _GO)
     return name

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from typing import TypeGuard
+from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as torch_dist
@@ -43,6 +46,7 @@ def _store_over_mpi(launch: launcher.Launch, timeout: timedelta) -> torch_dist.S
 
 
 def _rendezvous(launch: launcher.Launch, init_method: str | None, timeout: timedelta) -> torch_dist.Store:
+    launcher.make_room(launch)
     url = init_method or "env://"
     if url != "env://" or ("MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ):
         store: torch_dist.Store
@@ -58,6 +62,19 @@ def _rendezvous(launch: launcher.Launch, init_method: str | None, timeout: timed
     raise InvalidArgumentError(message)
 
 
+@contextmanager
+def _named_timeouts(problem: str) -> Iterator[None]:
+    """Raise CollectiveTimeoutError for the block's timeouts."""
+    try:
+        yield
+    except torch_dist.DistError as error:
+        told = str(error).partition("\n")[0]
+        if "timed out" not in told.lower():
+            raise
+        message = f"init_process_group: timed out: {problem}: {told}"
+        raise CollectiveTimeoutError(message) from error
+
+
 def meet(launch: launcher.Launch, init_method: str | None, timeout: timedelta) -> torch_dist.Store:
     """The store of the launch; reuses the store of an earlier init at the same point. Every rank calls this.
 
@@ -66,17 +83,26 @@ def meet(launch: launcher.Launch, init_method: str | None, timeout: timedelta) -
     address = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     point = (launch, init_method, *address)
     if point not in _stores:
-        try:
+        where = init_method or ":".join(filter(None, address)) or "the launcher's address"
+        with _named_timeouts(f"the {launch.size} ranks have not met at {where}"):
             _stores[point] = _rendezvous(launch, init_method, timeout)
-        except torch_dist.DistError as error:
-            told = str(error).partition("\n")[0]
-            if "timed out" not in told.lower():
-                raise
-            where = init_method or ":".join(filter(None, address)) or "the launcher's address"
-            message = f"init_process_group: timed out: the {launch.size} ranks have not met at {where}: {told}"
-            raise CollectiveTimeoutError(message) from error
     _stores[point].set_timeout(timeout)
     return _stores[point]
+
+
+def names_ranks(url: str | None) -> TypeGuard[str]:
+    """Whether a rendezvous URL gives this process's rank: in its query, or by a handler that the program registered."""
+    parts = urlsplit(url or "env://")
+    return parts.scheme not in ("env", "tcp", "file") or "rank=" in parts.query or "world_size=" in parts.query
+
+
+def meet_at(url: str, rank: int, world_size: int, timeout: timedelta) -> tuple[launcher.Launch, torch_dist.Store]:
+    """The launch and the store at such a URL; ``rank`` and ``world_size`` are the caller's, or -1."""
+    with _named_timeouts(f"the ranks have not met at {url}"):
+        store, rank, size = next(iter(torch_dist.rendezvous(url, rank, world_size, timeout=timeout)))
+    store.set_timeout(timeout)
+    _stores[url, rank, size] = store
+    return launcher.stated(rank, size), store
 
 
 def meet_for_torch(timeout: timedelta) -> Iterator[tuple[torch_dist.Store, int, int]] | None:

@@ -9,14 +9,31 @@ from typing import Any
 
 import torch.distributed as torch_dist
 
+from mcr_dl.base.agreement import absent
+
 _SHORTEST = 0.0001  # seconds between two looks
 _CLOSED = 1 << 40  # added to the counter of arrived ranks: it is too late
 
 
-def poll(condition: Callable[[], bool], limit: float, longest: float, check: Callable[[], None] | None = None) -> bool:
+def pause(passed: float, longest: float, size: int = 1) -> float:
+    """Seconds to the next look at the store, ``passed`` seconds after the first: a tenth of these, at most ``longest``.
+
+    Of many ranks that look each does so less often, as one process answers all of them.
+    """
+    return min(max(passed / 10, _SHORTEST, size * 1e-6), max(longest, size * 1e-4))
+
+
+def poll(
+    condition: Callable[[], bool],
+    limit: float,
+    longest: float,
+    check: Callable[[], None] | None = None,
+    *,
+    size: int = 1,
+) -> bool:
     """Whether a condition becomes true within ``limit`` seconds. Polls: a wait in the store would block other threads.
 
-    Between two looks it sleeps for a tenth of the elapsed time, at most ``longest`` seconds; ``check`` may raise.
+    Between two looks it sleeps as ``pause`` says; ``size``: the number of ranks that look. ``check`` may raise.
     """
     begin = time.monotonic()
     while not condition():
@@ -25,7 +42,7 @@ def poll(condition: Callable[[], bool], limit: float, longest: float, check: Cal
             check()
         if passed > limit:
             return False
-        time.sleep(min(max(passed / 10, _SHORTEST), longest))
+        time.sleep(pause(passed, longest, size))
     return True
 
 
@@ -55,7 +72,8 @@ class Round:
     def values(self) -> list[bytes | None]:
         """The values that are there, by rank."""
         keys = [f"{self._values}/{rank}" for rank in range(self._size)]
-        there = keys if self._store.check(keys) else [key for key in keys if self._store.check([key])]
+        missing = set(absent(self._store, keys))
+        there = [key for rank, key in enumerate(keys) if rank not in missing]
         found: dict[str, bytes] = dict(zip(there, self._store.multi_get(there), strict=True)) if there else {}
         return [found.get(key) for key in keys]
 
@@ -76,3 +94,10 @@ class Round:
         """Delete the counter and the answer of an earlier round, which all ranks have read."""
         self._store.delete_key(f"come/{key}")
         self._store.delete_key(f"answer/{key}")
+
+    def leave(self) -> None:
+        """Where ranks may be several rounds apart: this rank has the answer. The last rank to have it deletes all."""
+        self._store.delete_key(f"{self._values}/{self._rank}")
+        if self._store.add(f"read/{self._key}", 1) == self._size:
+            self.forget(self._key)
+            self._store.delete_key(f"read/{self._key}")

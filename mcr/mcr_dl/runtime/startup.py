@@ -11,7 +11,7 @@ from typing import Any
 import torch.distributed as torch_dist
 
 from mcr_dl import _C
-from mcr_dl.base import agreement, launcher
+from mcr_dl.base import agreement, blocks, launcher
 from mcr_dl.base.errors import BackendUnavailableError
 from mcr_dl.libraries import registry
 from mcr_dl.watch import ranks_text
@@ -24,13 +24,13 @@ class Agreed:
     """What all ranks have agreed on.
 
     ``asked``: the backends without which init fails, as they were asked for by name or by a variable that names their
-    library. ``local``: backends that connect only ranks of one host, in a job of several, with each rank's domain.
-    ``networks``: the number of networks that every host has at least.
+    library. ``local``: backends that connect only ranks of one host, in a job of several, with a number for each rank's
+    domain, packed (``blocks``). ``networks``: the number of networks that every host has at least.
     """
 
     backends: list[str]
     asked: list[str]
-    local: dict[str, list[str]]
+    local: dict[str, list[list[int]]]
     networks: int
 
 
@@ -61,15 +61,15 @@ def combined(agreed: Agreed, rows: list[list[int]]) -> list[str]:
     every host has several networks. Loads them.
     """
     fits = len(rows) > 1 and max(map(len, rows)) > 1
-    local = [
-        name
-        for name, domains in agreed.local.items()
-        if fits and all(len({domains[rank] for rank in row}) == 1 for row in rows)
-    ]
+    local = [name for name, packed in agreed.local.items() if fits and _in_domains(rows, blocks.unpack(packed))]
     names = [name for name in possible(agreed) if not registry.is_hierarchical(name) or _inner(name) in local]
     for name in names:
         registry.load(name)
     return names
+
+
+def _in_domains(rows: list[list[int]], domains: list[int]) -> bool:
+    return all(len({domains[rank] for rank in row}) == 1 for row in rows)
 
 
 def _inner(name: str) -> str:
@@ -106,13 +106,13 @@ def _decide(values: list[_Answer]) -> _Answer:
     agreement.require_equal("backend", [value["named"] for value in values])
     named = values[0]["named"] != "auto"
     backends, asked, left_out = [], [], []
-    local: dict[str, list[str]] = {}
+    local: dict[str, list[list[int]]] = {}
     for name in values[0]["conditions"]:
         conditions = [value["conditions"][name] for value in values]
         requested = named or any(condition["asked"] for condition in conditions)
         if not requested and len({condition["domain"] for condition in conditions if condition["library"]}) > 1:
             if len({condition["library"] for condition in conditions}) == 1:
-                local[name] = [condition["domain"] for condition in conditions]
+                local[name] = blocks.pack(blocks.numbered(condition["domain"] for condition in conditions))
             continue  # a backend of one host in a job of several, which is normal
         libraries = [condition["library"] for condition in conditions]
         if named and all(libraries):

@@ -13,6 +13,7 @@ import torch.distributed as torch_dist
 from mcr_dl import _C
 from mcr_dl.base import launcher
 from mcr_dl.base.errors import NotInitializedError
+from mcr_dl.libraries.pmi import own_connection
 from mcr_dl.runtime import dimensions, rates
 from mcr_dl.tables import choice
 
@@ -39,12 +40,19 @@ class State:
     grid: _C.Topology | None = None  # the one that the user gave; None: derived from the hosts
     topologies: dict[str, dimensions.Held] = field(default_factory=dict)  # by group
     networks: dict[tuple[str, str], list[rates.Row]] = field(default_factory=dict)  # by group and candidate
+    own_store: torch_dist.Store | None = None  # ``store`` over a connection of its own
     stores: list[torch_dist.Store] = field(default_factory=list)  # which backends use as long as they live
     knowledge: choice.Knowledge | None = None
     candidates: list[str] | None = None  # those that all ranks have; None before the default group is made
     staging: int | None = None  # bytes of one piece of a staged tensor; None if no rank has a device
     job: str = ""  # an identity of this life of the job, equal on its ranks
     endings: dict[str, list[Callable[[], None]]] = field(default_factory=dict)  # by group: run before it ends
+
+    def apart(self) -> torch_dist.Store:
+        """The store over a connection that no thread occupies by waiting."""
+        if self.own_store is None:
+            self.own_store = own_connection(self.store)
+        return self.own_store
 
     def add_shadow(self, owner: str, group: _C.Group) -> None:
         """Add a group that belongs to another group, and ends with it."""

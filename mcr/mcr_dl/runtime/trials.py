@@ -22,10 +22,10 @@ from mcr_dl import _C
 from mcr_dl.base import agreement
 from mcr_dl.libraries.pmi import own_connection
 from mcr_dl.runtime import state
-from mcr_dl.runtime.rounds import Round
+from mcr_dl.runtime.rounds import Round, pause
 
 _log = logging.getLogger("mcr_dl")
-_SHORTEST, _LONGEST = 0.0002, 0.02  # seconds between two checks for answers: a tenth of the elapsed time
+_SHORTEST, _LONGEST = 0.0002, 0.02  # seconds between two checks for answers: the first while a call waits for one
 _IDLE = 3600.0  # seconds; the thread is woken by reports
 _LIMIT = 1.0  # seconds that a call waits for an agreement
 _PATIENCE = 15.0  # seconds for the answer of the last rank
@@ -37,6 +37,7 @@ class _Open:
 
     report: _C.TrialReport
     round: Round
+    size: int  # of the group
     begin: float = field(default_factory=time.monotonic)
     closed: float = 0.0  # since when another rank has to answer
 
@@ -67,9 +68,10 @@ class _Agreements:
     def _pause(self) -> float:
         if not self._open:
             return _IDLE
-        newest = max(each.begin for each in self._open)
-        awaited = any(each.report.awaited() for each in self._open)
-        return _SHORTEST if awaited else min(max((time.monotonic() - newest) / 10, _SHORTEST), _LONGEST)
+        size = max(each.size for each in self._open)
+        awaited = max(each.report.awaited() for each in self._open)
+        passed = awaited or time.monotonic() - max(each.begin for each in self._open)
+        return max(pause(passed, _SHORTEST if awaited else _LONGEST, size), _SHORTEST)
 
     def _begin(self, report: _C.TrialReport) -> None:
         group = state.find(report.group)
@@ -77,7 +79,8 @@ class _Agreements:
             return
         members = f"{report.group}/{group.ranks[0]}"  # parts of one group may share a name
         store = torch_dist.PrefixStore(f"trials/{members}", self._store)
-        one = _Open(report, Round(store, report.key, group.rank(), group.size(), values=f"value/{report.key}"))
+        place = group.rank(), group.size()
+        one = _Open(report, Round(store, report.key, *place, values=f"value/{report.key}"), group.size())
         value = agreement.encode({"what": report.what, "times": report.times()})
         try:
             last = one.round.arrive(value)
@@ -101,6 +104,8 @@ class _Agreements:
         try:
             if one.round.answered():
                 _finish(report, agreement.decode(one.round.result(), "trials: the answer"))
+                with contextlib.suppress(*agreement.STORE_ERRORS):  # the report has its answer
+                    one.round.leave()
                 return True
             if not one.closed and report.awaited() > _LIMIT:
                 one.closed = now

@@ -32,7 +32,7 @@ class WatchedStore(torch_dist.Store):
     def __init__(self, name: str, store: torch_dist.Store, group: _C.Group) -> None:
         super().__init__()
         self._store, self._label = torch_dist.PrefixStore(name, store), group._label
-        self._limit = group.timeout
+        self._limit, self._size = group.timeout, group.size()
 
     def get(self, key: str) -> bytes:
         """The value, once there is one. Raises PeerLostError, or torch's error after the group's timeout."""
@@ -43,7 +43,8 @@ class WatchedStore(torch_dist.Store):
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Wait for the keys. Raises as ``get`` does."""
         limit = (timeout or self._limit).total_seconds()
-        if not poll(lambda: self._store.check(keys), limit, _LONGEST, partial(require_all_ranks, self._label)):
+        check = partial(require_all_ranks, self._label)
+        if not poll(lambda: self._store.check(keys), limit, _LONGEST, check, size=self._size):
             raise torch_dist.DistStoreError(f"timed out after {limit:g} s for {', '.join(keys)}")
 
     def set(self, key: str, value: Any) -> None:

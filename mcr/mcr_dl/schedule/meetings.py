@@ -58,7 +58,7 @@ class Meetings:
             if not meeting.late:
                 break
             # The others' calls may wait for this rank: it waits for them only if they come now.
-            if not poll(lambda: bool(self._store.check([f"come/{self._turn}"])), _NEXT, _LONGEST):
+            if not poll(lambda: bool(self._store.check([f"come/{self._turn}"])), _NEXT, _LONGEST, size=self._size):
                 return None
         if last:
             values = [agreement.decode(text or b"null", "a rank's value") for text in meeting.values()]
@@ -109,8 +109,7 @@ class Meetings:
         except Exception as error:  # the others wait for an answer, whatever happens here
             return {"problem": f"{type(error).__name__}: {error}"}
 
-    @staticmethod
-    def _until(condition: Callable[[], bool], patience: float, end: Callable[[], Any] = lambda: False) -> bool:
+    def _until(self, condition: Callable[[], bool], patience: float, end: Callable[[], Any] = lambda: False) -> bool:
         """Whether a condition becomes true within so many seconds, and before ``end`` does."""
         seen = False
 
@@ -119,7 +118,7 @@ class Meetings:
             seen = condition()
             return seen or bool(end())
 
-        poll(over, patience, _LONGEST)
+        poll(over, patience, _LONGEST, size=self._size)
         return seen
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from mcr_dl import _C
-from mcr_dl.base import documents, launcher
+from mcr_dl.base import blocks, documents, launcher
 from mcr_dl.base.agreement import require_equal
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.tables import rules
@@ -82,8 +83,8 @@ class Knowledge:
 
     def shape(self, ranks: list[int]) -> Shape:
         """The shape of a group of global ranks."""
-        nodes = [self.nodes[rank] for rank in ranks]
-        return Shape(len(ranks), len(set(nodes)), max(nodes.count(node) for node in set(nodes)))
+        nodes = Counter(self.nodes[rank] for rank in ranks)
+        return Shape(len(ranks), len(nodes), max(nodes.values()))
 
     def scale_for(self, shape: Shape, device: str) -> dict[str, Any] | None:
         """The measurements of that shape, or of the nearest by the ratios of ranks and nodes."""
@@ -210,7 +211,6 @@ def decider(
         require_equal("backend", [value["libraries"] for value in values])
         require_equal("MCR_DL_DEBUG", [value["debug"] for value in values])
         hosts = [value["node"] for value in values]
-        numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
         text = values[0]["rules"]
         rules.parse(text, backends)  # raises here, for all ranks
         table = _load(argument, values[0]["libraries"])
@@ -218,8 +218,8 @@ def decider(
         _say_who_differs(values, "rules", rules.VARIABLE)
         return {
             "source": "" if table is None else table.source,
-            "nodes": [numbers[host] for host in hosts],
-            "crowded": launcher.crowded(hosts, [value["cores"] for value in values]),
+            "nodes": blocks.pack(blocks.numbered(hosts)),
+            "crowded": blocks.pack(launcher.crowded(hosts, [value["cores"] for value in values])),
             "scales": [] if table is None else [costs_of(scale) for scale in table.scales],
             "rules_text": text,
             "seconds": 0.0 if _named(argument) else SECONDS,
@@ -230,7 +230,15 @@ def decider(
 
 def knowledge_of(answer: dict[str, Any], backends: list[str]) -> Knowledge:
     """The agreed answer as a value; equal on all ranks."""
-    return Knowledge(**answer, rules=rules.parse(answer["rules_text"], backends))
+    nodes, crowded = blocks.unpack(answer["nodes"]), [bool(each) for each in blocks.unpack(answer["crowded"])]
+    parsed = rules.parse(answer["rules_text"], backends)
+    return Knowledge(**{**answer, "nodes": nodes, "crowded": crowded}, rules=parsed)
+
+
+def answer_of(knowledge: Knowledge) -> dict[str, Any]:
+    """The knowledge as such an answer."""
+    told = {each.name: getattr(knowledge, each.name) for each in fields(knowledge) if each.name != "rules"}
+    return {**told, "nodes": blocks.pack(knowledge.nodes), "crowded": blocks.pack(knowledge.crowded)}
 
 
 # ---- groups

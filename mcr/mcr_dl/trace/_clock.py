@@ -14,7 +14,8 @@ import torch.distributed as torch_dist
 
 from mcr_dl import _C
 
-_ROUNDS = 20
+_ROUNDS, _FEWEST = 20, 5  # round trips of one clock
+_ALL = 5000  # and of all, which rank 0 answers in turn
 SAME, PING, WALL = "same clock", "ping over the store", "wall clock"
 
 
@@ -50,23 +51,35 @@ def _domain() -> str:
         return f"process {os.getpid()} of {os.uname().nodename}"
 
 
-def _serve(store: torch_dist.Store, peer: int) -> None:
-    for turn in range(_ROUNDS):
+def _serve(store: torch_dist.Store, peer: int, rounds: int) -> None:
+    for turn in range(rounds):
         store.get(f"ask/{peer}/{turn}")
         store.set(f"answer/{peer}/{turn}", str(_C.log_now()))
 
 
-def _ask(store: torch_dist.Store, rank: int) -> tuple[int, int]:
+def _ask(store: torch_dist.Store, rank: int, rounds: int) -> tuple[int, int]:
     """Offset and error of the fastest round trip."""
-    rounds = []
-    for turn in range(_ROUNDS):
+    trips = []
+    for turn in range(rounds):
         before = _C.log_now()
         store.set(f"ask/{rank}/{turn}", "")
         theirs = int(store.get(f"answer/{rank}/{turn}"))
         after = _C.log_now()
-        rounds.append((after - before, theirs - (before + after) // 2))
-    delay, offset = min(rounds)
+        trips.append((after - before, theirs - (before + after) // 2))
+    delay, offset = min(trips)
     return offset, (delay + 1) // 2
+
+
+def _lead(store: torch_dist.Store, size: int) -> None:
+    """On rank 0: tell the ranks the first rank of their domain, and let the first ranks compare their clocks."""
+    firsts: dict[str, int] = {}
+    for rank, text in enumerate(store.multi_get([f"domain/{rank}" for rank in range(size)])):
+        firsts.setdefault(text.decode(), rank)
+    rounds = min(_ROUNDS, max(_FEWEST, _ALL // len(firsts)))
+    for domain, first in firsts.items():
+        store.set(f"first/{domain}", f"{first} {rounds}")
+    for first in list(firsts.values())[1:]:
+        _serve(store, first, rounds)
 
 
 def measure(
@@ -74,9 +87,10 @@ def measure(
 ) -> tuple[int, int, str]:
     """Offset, error and method for this rank. All ranks call this together, with a store that nothing else uses.
 
-    Ranks whose steady clock is rank 0's own have no offset and no error. The others exchange values with rank 0 in
-    turn: rank 0 reads its clock between the two readings of the asking rank, so that the error of the round trip's
-    middle is at most half of its time. Raises torch.distributed.DistStoreError if a rank does not come.
+    Ranks whose steady clock is rank 0's own have no offset and no error. Of each other clock's ranks, the first one
+    exchanges values with rank 0, in turn: rank 0 reads its clock between the two readings of the asking rank, so that
+    the error of the round trip's middle is at most half of its time. Raises torch.distributed.DistStoreError if a rank
+    does not come.
     """
     usual: timedelta = store.timeout  # type: ignore[attr-defined]
     store.set_timeout(patience)
@@ -87,14 +101,17 @@ def measure(
 
 
 def _measure(store: torch_dist.Store, rank: int, size: int, domain: Callable[[], str]) -> tuple[int, int, str]:
-    store.set(f"domain/{rank}", domain())
-    same = [store.get(f"domain/{each}") == store.get("domain/0") for each in range(size)]
-    result = (0, 0, SAME)
-    for peer in range(1, size):
-        if same[peer]:
-            continue
-        if rank == 0:
-            _serve(store, peer)
-        elif rank == peer:
-            result = (*_ask(store, rank), PING)
-    return result
+    mine = domain()
+    store.set(f"domain/{rank}", mine)
+    if rank == 0:
+        _lead(store, size)
+        return 0, 0, SAME
+    first, rounds = map(int, store.get(f"first/{mine}").split())
+    if first == 0:
+        return 0, 0, SAME
+    if first == rank:
+        offset, error = _ask(store, rank, rounds)
+        store.set(f"offset/{rank}", f"{offset} {error}")
+    else:
+        offset, error = map(int, store.get(f"offset/{first}").split())
+    return offset, error, PING

@@ -2,8 +2,8 @@
 """Alarms: a rank that detects a problem gets a report from every other rank, over the store.
 
 The first rank that counts itself at alarm number k raises it; the alarm rings at every rank's own key, where that
-rank's listener waits without polling. Each listener answers with its report. The rank that raised the alarm makes the
-diagnosis, which the others read: so all ranks report the same cause.
+rank's listener waits without polling. Each listener answers with its report. One rank of each group that asks reads the
+reports of its members and makes the diagnosis, which the others read: so all ranks report the same cause.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Container, Iterable
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
@@ -26,17 +27,24 @@ from mcr_dl.libraries.pmi import own_connection
 from mcr_dl.watch._report import Report
 
 _LONG = timedelta(days=1)
-_KEPT = 64  # alarms whose reports stay at the store
+# A report is read within seconds of its alarm, while other groups may raise more alarms. In a large job these follow
+# each other slowly, and the reports on one of them take many megabytes of the store.
+_KEPT, _LEAST_KEPT, _MOST_KEPT = 4096, 8, 64  # reports of all ranks that stay; alarms whose reports do
 _PAUSE = 0.02  # between two checks for answers
+_RATE = 20_000  # checks a second of all ranks together: the store answers more, but has other requests too
+_MORE = 2e-4  # seconds that the steps of an alarm take longer for each rank of the job
 STEPS = 0.15  # seconds for the steps of an inquiry after its waits
 _POLL = 0.5  # between two checks for alarms, on stores that a waiting thread would block for the others
 ANSWERS = 0.8  # seconds for the other ranks' reports
 INQUIRY = 1.3  # seconds for all steps of an alarm
 PARTING = 5.0  # seconds for what a rank must leave at its end
+_RUNG = _POLL + 0.2  # seconds in which an alarm is heard after it has been counted
 _FAREWELL = 0.5  # seconds for the other listeners to leave a store that closes
 _PREFIX = "watch"  # of the keys in the store
 # Each rank leaves there: the identity of its process, its last report, the address at which other hosts connect to it.
 MEMBER, ENDED, ADDRESS = "member", "ended", "address"
+ENDINGS = "endings"  # a counter: how many processes have left their last report
+REPORTED = ("timeout", "error")  # the kinds of alarms that get reports; the others are news
 _SLOW = "it does not answer"
 _LARGEST = 64 * documents.MIB  # bytes of a value that is read
 T = TypeVar("T")
@@ -47,7 +55,7 @@ class Alarm:
     """The reason of an alarm: ``text`` is the error so far, ``group`` the name of the group concerned."""
 
     by: int
-    # "timeout", "error", "desync", "lost"; "closing": the store closes, and there will be no more alarms
+    # REPORTED; "desync", "lost": news; "closing": the store closes, and there will be no more alarms
     kind: str
     group: str
     text: str
@@ -82,6 +90,14 @@ def leave_member(store: torch_dist.Store, rank: int, identity: dict[str, Any]) -
     torch_dist.PrefixStore(_PREFIX, store).set(f"{MEMBER}/{rank}", documents.dumps(identity))
 
 
+def missing(store: torch_dist.Store, key: str, numbers: Sequence[int]) -> list[int]:
+    """Those of these numbers under which nothing is at the store: with few requests if they are few. STORE_ERRORS."""
+    if not numbers or store.check([f"{key}/{number}" for number in numbers]):
+        return []
+    half = len(numbers) // 2
+    return [*missing(store, key, numbers[:half]), *missing(store, key, numbers[half:])] if half else list(numbers)
+
+
 class Exchange:
     """One process's end. ``answer`` makes its report; the listener calls ``heard`` with every alarm."""
 
@@ -95,13 +111,19 @@ class Exchange:
         number: int = 0,
     ) -> None:
         """``number``: of the first alarm that concerns this process."""
-        self._rank, self._size = rank, size
+        self.rank, self.size = rank, size
+        self.pause = max(_PAUSE, size / _RATE)  # seconds between two checks of each rank, if all ranks wait
+        self.more = size * _MORE  # seconds that a step takes longer than in a small job
+        self._kept = min(max(_KEPT // size, _LEAST_KEPT), _MOST_KEPT)
         self._answer, self._heard = answer, heard
         self._mine: Any = torch_dist.PrefixStore(_PREFIX, own_connection(store))
         listening = own_connection(store)
         self._sleeps = listening is not store  # a wait there blocks no other thread's use of the store
         self._listening = torch_dist.PrefixStore(_PREFIX, listening)
         self._number = number  # of the awaited alarm
+        self._reported: deque[int] = deque()  # alarms on which this rank's report is at the store
+        self._news: set[int] = set()  # alarms without reports
+        self._asked: deque[tuple[int, str]] = deque()  # alarms and inquiries of which this rank has published diagnoses
         self._ending = threading.Event()
         self.lost: str | None = None  # why the store cannot be reached; _SLOW may pass
         self.closed_well = False  # the store has closed at the intended end of the rank that held it
@@ -129,7 +151,7 @@ class Exchange:
         self._ending.set()
         with contextlib.suppress(*STORE_ERRORS):
             if self._listener.is_alive():
-                self.ask(lambda: self._mine.set(f"ring/{self._number}/{self._rank}", ""))
+                self.ask(lambda: self._mine.set(f"ring/{self._number}/{self.rank}", ""))
         self._listener.join(1.0)
 
     # ---- the thread that uses the store for the others: where a network has been cut, it never returns
@@ -185,7 +207,11 @@ class Exchange:
                     self._listening.add("closed", 1)
                     return
                 number = self._number
-                self._listening.set(f"report/{number}/{self._rank}", documents.dumps(self._answer(alarm)))
+                if alarm.kind in REPORTED:
+                    self._listening.set(f"report/{number}/{self.rank}", documents.dumps(self._answer(alarm)))
+                    self._reported.append(number)
+                else:
+                    self._news.add(number)
                 self._heard(number, alarm)  # before this process can raise another one, which it may make needless
                 self._number += 1
                 with contextlib.suppress(*STORE_ERRORS):  # a store of another kind may not delete
@@ -196,13 +222,16 @@ class Exchange:
 
     def _forget(self, number: int) -> None:
         """Delete what no rank reads any more: a program may catch a timeout every second for weeks."""
-        self._listening.delete_key(f"ring/{number}/{self._rank}")
-        self._listening.delete_key(f"report/{number - _KEPT}/{self._rank}")
-        if self._rank == 0:
-            self._listening.delete_key(f"diagnosis/{number - _KEPT}")
+        self._listening.delete_key(f"ring/{number}/{self.rank}")
+        while len(self._reported) > self._kept:
+            self._listening.delete_key(f"report/{self._reported.popleft()}/{self.rank}")
+        while self._asked and self._reported and self._asked[0][0] < self._reported[0]:
+            _, inquiry = self._asked.popleft()
+            self._listening.delete_key(f"asker/{inquiry}")
+            self._listening.delete_key(f"diagnosis/{inquiry}")
 
     def _next(self) -> Alarm | None:
-        key = f"ring/{self._number}/{self._rank}"
+        key = f"ring/{self._number}/{self.rank}"
         if self._sleeps:
             begin = time.monotonic()
             try:
@@ -232,69 +261,87 @@ class Exchange:
 
     def _ring_all(self, number: int, alarm: Alarm) -> None:
         value = documents.dumps(asdict(alarm))
-        self._mine.multi_set([f"ring/{number}/{rank}" for rank in range(self._size)], [value] * self._size)
+        self._mine.multi_set([f"ring/{number}/{rank}" for rank in range(self.size)], [value] * self.size)
 
     def ring_again(self, number: int, alarm: Alarm, deadline: float) -> None:
         """Ring an alarm that its first rank may have counted, but not rung, as it ended. Raises STORE_ERRORS."""
 
         def ring() -> None:
-            if number == self._number and not self._mine.check([f"ring/{number}/{self._rank}"]):
+            if number == self._number and not self._mine.check([f"ring/{number}/{self.rank}"]):
                 self._ring_all(number, alarm)
 
         self.proceed(ring, deadline)
 
-    def gather(
-        self, number: int, deadline: float, gone: Callable[[], Container[int]], limit: float = ANSWERS
-    ) -> Answers:
-        """The reports on an alarm that come within ``limit`` seconds. Raises STORE_ERRORS.
+    def await_heard(self, number: int, deadline: float) -> bool:
+        """Wait a moment until this rank has heard the alarm that another one has raised; whether it has."""
+        over = min(time.monotonic() + _RUNG + self.more, deadline - STEPS)
+        while self._number <= number and time.monotonic() < over:
+            time.sleep(_PAUSE)
+        return self._number > number
+
+    def is_news(self, number: int) -> bool:
+        """Whether no rank reports on that alarm, which this rank has heard."""
+        return number in self._news
+
+    # ---- an inquiry: what the members of a group do about an alarm; named by the alarm's number and the group
+
+    def asker(self, inquiry: str, former: int | None, deadline: float) -> int:
+        """The rank that reads the reports: the first that wanted to, or, if ``former`` does not, another one."""
+        expected = "" if former is None else str(former)
+        claim = partial(self._mine.compare_set, f"asker/{inquiry}", expected, str(self.rank))
+        return int(self.proceed(claim, deadline))
+
+    def gather(self, number: int, ranks: Sequence[int], deadline: float, gone: Callable[[], Container[int]]) -> Answers:
+        """The reports of these ranks on an alarm, as far as they come in time. Raises STORE_ERRORS.
 
         ``deadline``: for the whole inquiry, a time of time.monotonic(); ``gone``: the lost ranks, which send none.
         """
 
         def complete() -> bool:
             lost = gone()
-            keys = [f"report/{number}/{rank}" for rank in range(self._size) if rank not in lost]
-            return bool(self._mine.check(keys))
+            return bool(self._mine.check([f"report/{number}/{rank}" for rank in ranks if rank not in lost]))
 
-        self._until(complete, limit, deadline)
-        reports = self.proceed(lambda: self.all_left(f"report/{number}", range(self._size)), deadline)
-        return Answers(reports, [rank for rank in range(self._size) if rank not in reports])
+        self._until(complete, ANSWERS + self.more, deadline)
+        reports = self.proceed(lambda: self.all_left(f"report/{number}", ranks), deadline)
+        return Answers(reports, [rank for rank in ranks if rank not in reports])
 
-    def _until(self, condition: Callable[[], bool], limit: float, deadline: float) -> bool:
+    def _until(self, condition: Callable[[], bool], limit: float, deadline: float, latest: float | None = None) -> bool:
         """Wait for a state of the store, on the caller's thread, so that requests of other threads come in between.
 
-        Leaves some of the time until the deadline for what follows.
+        ``latest``: the time of its end; unless given, some time is left until the deadline for what follows.
         """
-        over = min(time.monotonic() + limit, deadline - STEPS)
+        over = min(time.monotonic() + limit, deadline - STEPS if latest is None else latest)
         while not self.proceed(condition, deadline):
-            if time.monotonic() > over:
+            left = over - time.monotonic()
+            if left <= 0:
                 return False
-            time.sleep(_PAUSE)
+            time.sleep(min(left, self.pause))
         return True
 
     def proceed(self, action: Callable[[], T], deadline: float) -> T:
         """The next step of an inquiry. (A slow answer to another thread's request does not end it.)"""
         return self.ask(action, max(deadline - time.monotonic(), _PAUSE), anyhow=True)
 
-    def publish(self, number: int, group: str, diagnosis: str, deadline: float) -> None:
-        """Publish the first rank's diagnosis. Raises STORE_ERRORS."""
-        value = documents.dumps({"group": group, "text": diagnosis})
-        self.proceed(lambda: self._mine.set(f"diagnosis/{number}", value), deadline)
+    def publish(self, number: int, inquiry: str, diagnosis: str, deadline: float) -> str:
+        """Publish the diagnosis; returns the one that all ranks read, if another rank was faster. STORE_ERRORS."""
+        self._asked.append((number, inquiry))
+        text = documents.dumps(diagnosis)
+        return str(decode(self.proceed(lambda: self._mine.compare_set(f"diagnosis/{inquiry}", "", text), deadline)))
 
-    def diagnosis(self, number: int, group: str, deadline: float) -> str | None:
-        """The first rank's diagnosis, if it concerns the group; None if none comes. Raises STORE_ERRORS."""
-        key = f"diagnosis/{number}"
-        if not self._until(lambda: bool(self._mine.check([key])), INQUIRY - 0.1, deadline):
-            return None
-        found = decode(self.proceed(lambda: self._mine.get(key), deadline))
-        return str(found["text"]) if found["group"] == group else None
+    def diagnosis(self, inquiry: str, lost: Callable[[], bool], deadline: float, latest: float) -> str | None:
+        """The diagnosis of the rank that asks; None if it does not come, or if that rank is lost. STORE_ERRORS."""
+        key = f"diagnosis/{inquiry}"
+        limit = INQUIRY - 0.1 + 2 * self.more
+        self._until(lambda: lost() or self._mine.check([key]), limit, deadline, latest)
+        found = self.proceed(lambda: self._mine.get(key) if self._mine.check([key]) else None, deadline)
+        return None if found is None else str(decode(found))
 
     def leave_together(self, well: bool, limit: float) -> bool:
         """At the end of the process: whether all ranks get there without an error. False as soon as one does not."""
         deadline = time.monotonic() + limit + INQUIRY
 
         def complete() -> bool:
-            return bool(self._mine.add("leaving", 0) == self._size)
+            return bool(self._mine.add("leaving", 0) == self.size)
 
         try:
             self.ask(lambda: self._leaving(well))
@@ -318,13 +365,14 @@ class Exchange:
             self._until(lambda: bool(self._mine.add("closed", 0) >= listening), _FAREWELL, deadline)
 
     def _close(self, reason: str, *, well: bool) -> int:
-        """Returns the number of listeners."""
-        listening = [rank for rank in range(self._size) if rank != self._rank and self.left(ENDED, rank) is None]
-        value = documents.dumps(asdict(Alarm(self._rank, "closing", "", reason, lost=-1 if well else self._rank)))
-        keys = [f"ring/{number}/{rank}" for rank in listening for number in (self._number, self._number + 1)]
-        if keys:
+        """Returns the number of listeners. This process has left its last report."""
+        listening = self.size - int(self._mine.add(ENDINGS, 0))
+        if listening > 0:
+            value = documents.dumps(asdict(Alarm(self.rank, "closing", "", reason, lost=-1 if well else self.rank)))
+            others = [rank for rank in range(self.size) if rank != self.rank]
+            keys = [f"ring/{number}/{rank}" for rank in others for number in (self._number, self._number + 1)]
             self._mine.multi_set(keys, [value] * len(keys))
-        return len(listening)
+        return listening
 
     def fail(self) -> None:
         """Let ranks that are about to leave together not wait for this one."""
@@ -335,9 +383,10 @@ class Exchange:
 
     def take_over(self) -> None:
         """Before start(): remove what the process that had this rank before has left at its end."""
-        ring = f"ring/{self._number}/{self._rank}"
+        ring = f"ring/{self._number}/{self.rank}"
         with contextlib.suppress(*STORE_ERRORS):
-            self._mine.delete_key(f"ended/{self._rank}")
+            if self._mine.delete_key(f"{ENDED}/{self.rank}"):
+                self._mine.add(ENDINGS, -1)
             if self._mine.check([ring]) and not self._mine.get(ring):
                 self._mine.delete_key(ring)
 
@@ -346,8 +395,14 @@ class Exchange:
 
         ``anyhow``: also if the store has not answered the last time.
         """
+
+        def put() -> None:
+            self._mine.set(f"{key}/{self.rank}", documents.dumps(value))
+            if key == ENDED:
+                self._mine.add(ENDINGS, 1)
+
         try:
-            self.ask(lambda: self._mine.set(f"{key}/{self._rank}", documents.dumps(value)), limit, anyhow=anyhow)
+            self.ask(put, limit, anyhow=anyhow)
         except STORE_ERRORS:
             return False
         return True
@@ -359,11 +414,10 @@ class Exchange:
 
     def all_left(self, key: str, ranks: Iterable[int]) -> dict[int, Any]:
         """The values that these ranks have left there. Raises STORE_ERRORS."""
-        names = {rank: f"{key}/{rank}" for rank in ranks}
-        here = list(names)
-        if names and not self._mine.check(list(names.values())):
-            here = [rank for rank, name in names.items() if self._mine.check([name])]
-        values = self._mine.multi_get([names[rank] for rank in here]) if here else []
+        wanted = list(ranks)
+        absent = set(missing(self._mine, key, wanted))
+        here = [rank for rank in wanted if rank not in absent]
+        values = self._mine.multi_get([f"{key}/{rank}" for rank in here]) if here else []
         return {rank: decode(value) for rank, value in zip(here, values, strict=True)}
 
     @property

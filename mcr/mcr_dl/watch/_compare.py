@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """``MCR_DL_DEBUG=detail``: checks that all ranks of every group make the same calls.
 
-Each rank leaves its new calls at the store, in numbered batches, ten times a second; the first rank of each group
-collects and compares them: collectives here, sends and receives in _messages.py. None of this is on the path of a call.
-At the end of the runtime all ranks wait until the last calls have been compared.
+Each rank leaves its new calls at the store, in batches that the group numbers, ten times a second; the first rank of
+each group collects and compares them: collectives here, sends and receives in _messages.py. None of this is on the path
+of a call. At the end of the runtime all ranks wait until the last calls have been compared. They wait for counters, as
+many ranks that look for many keys would keep the store from everything else.
 """
 
 from __future__ import annotations
@@ -16,12 +17,19 @@ import torch.distributed as torch_dist
 
 from mcr_dl import _C
 from mcr_dl.base import documents
-from mcr_dl.watch._alarm import decode
+from mcr_dl.watch._alarm import ENDED, ENDINGS, decode, missing
 from mcr_dl.watch._diagnosis import call_text, collectives_text, difference, ranks_text
 from mcr_dl.watch._messages import Messages, Taken
 
 _Call = dict[str, Any]
+_COUNTS, _ENDS = (
+    "calls-end",
+    "calls-ends",
+)  # keys: each rank's numbers of collectives at its end; how many ranks left it
+_RESULT, _RESULTS = "calls-result", "calls-results"  # what the groups that a rank compares have shown; how many left it
+_VERDICT = "calls-verdict"  # for all ranks
 _MOST_NAMED = 8  # messages without a match
+_AT_ONCE = 10_000  # batches that one request reads
 
 
 class Verdict(NamedTuple):
@@ -35,13 +43,16 @@ class Verdict(NamedTuple):
 class _Group:
     """The calls that one rank has left, and, on the group's first rank, the state of all ranks."""
 
-    def __init__(self, name: str, ranks: list[int], counted: bool) -> None:
-        self.name, self.ranks = name, ranks
+    def __init__(self, name: str, ranks: list[int], rank: int, counted: bool) -> None:
+        self.name, self.ranks, self._rank = name, ranks, rank
+        self.key = f"calls/{ranks[0]}/{name}"  # groups without common ranks may have the same name
         self.counted = counted  # its calls are the program's: all ranks end with the same number of them
         self.next = 1  # the first collective that is not left yet
-        self.batch = 0
+        self._made = 0  # batches of this rank
         self.unsent: deque[str] = deque()  # batches that are not at the store yet
-        self.read = dict.fromkeys(ranks, 0)  # batches
+        self.known = 0  # batches of all ranks that have been numbered
+        self.awaited: list[int] = []  # the numbers of those that have not been taken yet
+        self._taken = dict.fromkeys(ranks, 0)  # batches
         self.calls: dict[int, dict[int, _Call]] = {rank: {} for rank in ranks}
         self.messages = Messages(name)
 
@@ -53,12 +64,18 @@ class _Group:
         if not self.counted:
             messages, lost = [], False  # they follow from the program's calls in another group
         if len(self.ranks) > 1 and (new or messages or lost):
-            self.unsent.append(documents.dumps({"calls": new, "messages": messages, "lost": lost}))
+            content = {"rank": self._rank, "turn": self._made, "calls": new, "messages": messages, "lost": lost}
+            self.unsent.append(documents.dumps(content))
+            self._made += 1
 
-    def add(self, rank: int, batch: dict[str, Any]) -> None:
-        """Take a batch of a rank."""
-        self.calls[rank].update((call["seq"], call) for call in batch["calls"])
-        self.messages.add(rank, (Taken(*run) for run in batch["messages"]), lost=batch["lost"])
+    def add(self, batch: dict[str, Any]) -> bool:
+        """Take a batch of a rank, unless it has been taken; False if an earlier one of that rank has to come before."""
+        rank, turn = batch["rank"], batch["turn"]
+        if turn == self._taken[rank]:
+            self._taken[rank] += 1
+            self.calls[rank].update((call["seq"], call) for call in batch["calls"])
+            self.messages.add(rank, (Taken(*run) for run in batch["messages"]), lost=batch["lost"])
+        return bool(turn < self._taken[rank])
 
     def compare(self) -> str | None:
         """The first difference among the calls that can be compared now; equal ones are forgotten."""
@@ -66,8 +83,6 @@ class _Group:
 
     def compare_ends(self, counts: dict[int, int]) -> str | None:
         """The first call that has no counterpart, from the number of each rank's collectives."""
-        if not self.counted:
-            return None
         return self._told(self._compare_counts(counts) or self.messages.compare_ends())
 
     def _compare_collectives(self) -> str | None:
@@ -106,6 +121,7 @@ class Comparison:
         self._store, self._rank, self._size, self._derived = store, rank, size, derived
         self._groups: dict[str, _Group] = {}
         self._found = self._ended = self._judged = False
+        self._endings = 0  # processes that have left their last report
 
     def step(self) -> tuple[str, str] | None:
         """Leave new calls, and compare where this rank does that: the group and the text of the first difference."""
@@ -122,35 +138,42 @@ class Comparison:
     def finish(self) -> Verdict | None:
         """A step of the end, when this process makes no more calls; None if other ranks have not got there yet."""
         if not self._ended:
-            counts = self._leave_new()
-            self._store.set(f"calls-end/{self._rank}", documents.dumps(counts))
+            self._store.set(f"{_COUNTS}/{self._rank}", documents.dumps(self._leave_new()))
+            self._store.add(_ENDS, 1)
             self._ended = True
-        if not self._judged and self._store.check(self._keys("calls-end")):
+        if not self._judged and self._store.add(_ENDS, 0) == self._size:
             found = self._compare() or self._compare_ends()
-            self._store.set(f"calls-result/{self._rank}", documents.dumps(found))
+            self._store.set(f"{_RESULT}/{self._rank}", documents.dumps(found))
+            self._store.add(_RESULTS, 1)
             self._judged = True
+        if self._rank:
+            return self._told()
         verdict = self._verdict()
-        if verdict is not None and self._rank == 0:
-            self._store.set("calls-verdict", documents.dumps(list(verdict)))
+        if verdict is not None:
+            self._store.set(_VERDICT, documents.dumps(list(verdict)))
         return verdict
 
+    def _told(self) -> Verdict | None:
+        """The verdict of rank 0, which must not end before."""
+        gone = self._store.check([f"{ENDED}/0"])
+        if self._store.check([_VERDICT]):
+            return Verdict(*decode(self._store.get(_VERDICT)))
+        return Verdict("", "", [0]) if gone else None
+
     def _verdict(self) -> Verdict | None:
-        if self._store.check(["calls-verdict"]):
-            return Verdict(*decode(self._store.get("calls-verdict")))
-        if self._rank == 0 and self._store.check(self._keys("calls-result")):
-            results = map(decode, self._store.multi_get(self._keys("calls-result")))
+        """On rank 0."""
+        if self._store.add(_RESULTS, 0) == self._size:
+            results = map(decode, self._store.multi_get([f"{_RESULT}/{rank}" for rank in range(self._size)]))
             group, text = next(filter(None, results), ("", ""))
             return Verdict(group, text, [])
-        gone = [rank for rank in range(self._size) if self._gone(rank)]
+        endings = self._store.add(ENDINGS, 0)
+        if endings == self._endings:
+            return None
+        self._endings = endings
+        late = missing(self._store, _COUNTS, range(self._size))
+        running = set(missing(self._store, ENDED, late))
+        gone = [rank for rank in late if rank not in running]  # ended without taking part
         return Verdict("", "", gone) if gone else None
-
-    def _gone(self, rank: int) -> bool:
-        """Whether the rank ended without taking part; rank 0 must not end before it has given the verdict."""
-        ended = self._store.check([f"ended/{rank}"])
-        return ended and not self._store.check(["calls-verdict" if rank == 0 else f"calls-end/{rank}"])
-
-    def _keys(self, kind: str) -> list[str]:
-        return [f"{kind}/{rank}" for rank in range(self._size)]
 
     def _leave_new(self) -> dict[str, int]:
         messages = {label: (runs, lost) for label, runs, lost in _C.take_messages()}
@@ -159,15 +182,15 @@ class Comparison:
             label, name = position["label"], position["group"]
             calls[label] = position["calls"]
             if label not in self._groups:
-                self._groups[label] = _Group(name, position["ranks"], not self._derived(name))
+                self._groups[label] = _Group(name, position["ranks"], self._rank, not self._derived(name))
         for label, group in self._groups.items():
             runs, lost = messages.get(label, ([], False))
             group.prepare(calls.get(label, []), runs, lost=lost)
         for group in self._groups.values():
             while group.unsent:
-                self._store.set(self._key(group.name, self._rank, group.batch), group.unsent[0])
+                number = self._store.add(f"{group.key}/made", 1)
+                self._store.set(f"{group.key}/{number}", group.unsent[0])  # if it fails, the next number gets it
                 group.unsent.popleft()
-                group.batch += 1
         return {group.name: group.next - 1 for group in self._groups.values()}
 
     def _compare(self) -> tuple[str, str] | None:
@@ -180,8 +203,11 @@ class Comparison:
         return None
 
     def _compare_ends(self) -> tuple[str, str] | None:
-        counts = [decode(value) for value in self._store.multi_get(self._keys("calls-end"))]
-        for group in self._led():
+        led = [group for group in self._led() if group.counted]
+        members = sorted({rank for group in led for rank in group.ranks})
+        values = self._store.multi_get([f"{_COUNTS}/{rank}" for rank in members]) if members else []
+        counts = dict(zip(members, map(decode, values), strict=True))
+        for group in led:
             told = group.compare_ends({rank: counts[rank].get(group.name, 0) for rank in group.ranks})
             if told is not None:
                 self._found = True
@@ -192,13 +218,15 @@ class Comparison:
         return [group for group in self._groups.values() if group.ranks[0] == self._rank and len(group.ranks) > 1]
 
     def _take(self, group: _Group) -> None:
-        for rank in group.ranks:
-            while self._store.check([key := self._key(group.name, rank, group.read[rank])]):
-                batch = decode(self._store.get(key))
-                group.read[rank] += 1
-                group.add(rank, batch)
-                self._store.delete_key(key)
-
-    @staticmethod
-    def _key(name: str, rank: int, batch: int) -> str:
-        return f"calls/{name}/{rank}/{batch}"
+        """Take the batches that the ranks have left."""
+        made = self._store.add(f"{group.key}/made", 0)
+        group.awaited += range(group.known + 1, made + 1)
+        group.known = made
+        for numbers in [group.awaited[first : first + _AT_ONCE] for first in range(0, len(group.awaited), _AT_ONCE)]:
+            absent = set(missing(self._store, group.key, numbers))  # another rank is about to leave these
+            here = [number for number in numbers if number not in absent]
+            values = self._store.multi_get([f"{group.key}/{number}" for number in here]) if here else []
+            taken = {number for number, value in zip(here, values, strict=True) if group.add(decode(value))}
+            group.awaited = [number for number in group.awaited if number not in taken]
+            for number in taken:
+                self._store.delete_key(f"{group.key}/{number}")

@@ -24,12 +24,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-import torch.distributed as torch_dist
-
 from mcr_dl.base import documents
 from mcr_dl.base.agreement import STORE_ERRORS
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.watch._alarm import ADDRESS, MEMBER, Exchange, decode
+from mcr_dl.watch._sockets import BACKLOG, check_often, listening, own_address, period, store_host
 
 VARIABLE = "MCR_DL_HOST_TIMEOUT"
 _DEFAULT, _LEAST, _MOST = 5.0, 3.0, 1e5  # seconds
@@ -61,7 +60,7 @@ class Broken(NamedTuple):
     silent: bool  # its host does not answer; else the process has closed the connection without a word
 
 
-@dataclass
+@dataclass(eq=False)
 class _Connection:
     socket: socket.socket
     rank: int = -1  # of the other end; -1 until that has introduced itself
@@ -83,45 +82,6 @@ class Listener(Protocol):
 
     def failed(self, reason: str) -> None:
         """There is no connection to other hosts, or not to all to which there should be one. Called once."""
-
-
-def _store_host(store: torch_dist.Store) -> str:
-    """The host of the job's store, as this process knows it; empty if it has none."""
-    while isinstance(store, torch_dist.PrefixStore):
-        store = store.underlying_store
-    return str(getattr(store, "host", ""))
-
-
-def _own_address(store: torch_dist.Store) -> str:
-    """This host's address on the store's network; empty if that is the loopback's, or if it is not known."""
-    with contextlib.suppress(OSError):
-        kind, protocol, number, _, address = socket.getaddrinfo(_store_host(store), 1, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(kind, protocol, number) as probe:
-            probe.connect(address)  # sends nothing
-            found = str(probe.getsockname()[0])
-            return "" if found.removeprefix("::ffff:").startswith("127.") or found == "::1" else found
-    return ""
-
-
-def _listening() -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):
-            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=4096)
-    return socket.create_server(("", 0), backlog=4096)
-
-
-def _period(silence: float) -> int:
-    return max(1, int(silence / 5))
-
-
-def _check_often(connection: socket.socket, silence: float) -> None:
-    """Let the kernel end the connection when the other host's kernel has not answered for so many seconds."""
-    period = _period(silence)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, period)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, period)
-    # The kernel looks at it once in a period. Time to connect again is left.
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int((silence - 2.5 * period) * 1000))
 
 
 _living: weakref.WeakSet[Connections] = weakref.WeakSet()
@@ -149,6 +109,9 @@ class Connections:
         self._departed: set[int] = set()  # those that have ended as intended, or cannot be reached
         self._up: _Connection | None = None  # to the first host
         self._wanted = -1  # the rank to which this one connects, or -1
+        self._changed = True  # the ranks have: another one may be wanted
+        self._known: dict[int, _Connection] = {}  # the accepted ones that have introduced themselves, by rank
+        self._due: set[_Connection] = set()  # those with a finite deadline
         self._since = self._next = 0.0  # since when, and when the next attempt is due
         self._retry = _RETRY
         self._reached = False  # there has been a connection to another host
@@ -159,7 +122,7 @@ class Connections:
         self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ending = self._well = self._given_up = False
         self._selector = selectors.DefaultSelector()
-        self._server = _listening()
+        self._server = listening()
         self._wake, self._woken = socket.socketpair()
         for each in (self._server, self._wake, self._woken):
             each.setblocking(False)
@@ -176,7 +139,7 @@ class Connections:
         self._nodes, self._gone = list(nodes), set(gone)
         address = {
             "member": self._member,
-            "host": _own_address(self._exchange.store),
+            "host": own_address(self._exchange.store),
             "port": self._server.getsockname()[1],
             "token": self._token,
         }
@@ -191,7 +154,7 @@ class Connections:
         nodes, gone = list(nodes), set(gone)
 
         def change() -> None:
-            self._nodes, self._gone = nodes, gone
+            self._nodes, self._gone, self._changed = nodes, gone, True
             if returned is not None:
                 rank = int(returned["rank"])
                 self._given_up = False
@@ -273,16 +236,12 @@ class Connections:
         keys = list((self._selector.get_map() or {}).values())
         return [key.fileobj for key in keys if isinstance(key.fileobj, socket.socket)]
 
-    def _all(self) -> list[_Connection]:
-        return [key.data for key in self._selector.get_map().values() if key.data is not None]
-
     def _introduced(self) -> list[_Connection]:
-        return [each for each in self._all() if each.rank >= 0 and not each.deadline]
+        up = [] if self._up is None or self._up.deadline else [self._up]
+        return [*self._known.values(), *up]
 
     def _pause(self) -> float | None:
-        due = [at for at, _ in self._pending.values()] + [
-            each.deadline for each in self._all() if 0 < each.deadline < math.inf
-        ]
+        due = [*(at for at, _ in self._pending.values()), *(each.deadline for each in self._due)]
         if self._wanted >= 0 and self._up is None:
             due.append(self._next)
         return max(0.0, min(due) - time.monotonic()) if due else None
@@ -294,17 +253,20 @@ class Connections:
             if at <= now:
                 del self._pending[rank]
                 self._report(broken)
-        for each in self._all():
-            if 0 < each.deadline <= now:
-                self._broke(each, TimeoutError(errno.ETIMEDOUT, "no answer"))
+        for each in [each for each in self._due if each.deadline <= now]:
+            self._broke(each, TimeoutError(errno.ETIMEDOUT, "no answer"))
 
     def _report(self, broken: Broken) -> None:
         if self._is_former(broken.rank, broken.member):
             return
-        known = self._gone | self._departed
-        self._departed.add(broken.rank)
-        if broken.rank not in known:
+        known = broken.rank in self._gone or broken.rank in self._departed
+        self._depart(broken.rank)
+        if not known:
             self._listener.broken(broken)
+
+    def _depart(self, rank: int) -> None:
+        self._departed.add(rank)
+        self._changed = True
 
     def _is_former(self, rank: int, member: dict[str, Any]) -> bool:
         """Whether another process has the rank by now."""
@@ -316,17 +278,17 @@ class Connections:
         """The rank to which this one connects; -1 on the first host, or if that was not possible."""
         if self._given_up:
             return -1
-        absent = self._gone | self._departed
-        running = [rank for rank in range(len(self._nodes)) if rank not in absent]
-        mine = self._nodes[self._rank]
-        first = self._nodes[running[0]] if running else mine
+        absent, mine = self._gone | self._departed, self._nodes[self._rank]
+        running = (rank for rank in range(len(self._nodes)) if rank not in absent)
+        first = self._nodes[next(running, self._rank)]
         if first == mine:
             return -1
-        targets = [rank for rank in running if self._nodes[rank] == first]
+        targets = [rank for rank, node in enumerate(self._nodes) if node == first and rank not in absent]
         return targets[sum(node == mine for node in self._nodes[: self._rank]) % len(targets)]
 
     def _keep_connected(self) -> None:
-        target, now = self._target(), time.monotonic()
+        target, now = self._target() if self._changed else self._wanted, time.monotonic()
+        self._changed = False
         if target != self._wanted:
             self._wanted, self._since, self._retry = target, max(now, self._next), _RETRY
             if self._up is not None:
@@ -352,7 +314,7 @@ class Connections:
                 address = self._exchange.ask(lambda: self._address(target))
             if address is None:
                 raise OSError(errno.ENOENT, f"rank {target} has left no address at the store")
-            host = address["host"] or _store_host(self._exchange.store) or address["member"]["host"]
+            host = address["host"] or store_host(self._exchange.store) or address["member"]["host"]
             kind, protocol, number, _, place = socket.getaddrinfo(host, address["port"], type=socket.SOCK_STREAM)[0]
             opened = socket.socket(kind, protocol, number)
         except (OSError, UnicodeError) as error:
@@ -361,6 +323,7 @@ class Connections:
         opened.setblocking(False)
         deadline = time.monotonic() + self._silence
         self._up = _Connection(opened, target, address["member"], address["token"], False, deadline)
+        self._due.add(self._up)
         self._selector.register(opened, selectors.EVENT_WRITE, self._up)
         code = opened.connect_ex(place)
         if code not in (0, errno.EINPROGRESS):
@@ -372,9 +335,10 @@ class Connections:
             self._broke(each, OSError(code, os.strerror(code)))
             return
         each.opened = True
-        _check_often(each.socket, self._silence)
+        check_often(each.socket, self._silence)
         if self._reached:
             each.deadline = math.inf  # the process may be stopped, but its host answers
+            self._due.discard(each)
         self._selector.modify(each.socket, selectors.EVENT_READ, each)
         self._send(each, {"token": each.token, "member": self._member})
 
@@ -386,13 +350,13 @@ class Connections:
         if target in self._pending or time.monotonic() - self._since < patience:
             return
         if not self._reached:  # it may be a firewall
-            self._given_up = True
+            self._given_up = self._changed = True
             self._ready.set()
             self._warn(f"rank {target}: {error}")
         elif refused or silent:
             self._report(Broken(target, member, silent))
         else:
-            self._departed.add(target)  # another one may do
+            self._depart(target)  # another one may do
             self._warn(f"rank {target}: {error}")
 
     # ---- all connections
@@ -400,22 +364,26 @@ class Connections:
     def _begin(self, each: _Connection) -> None:
         """Both ends know each other."""
         each.deadline = 0.0
+        self._due.discard(each)
         self._reached = True
         self._pending.pop(each.rank, None)
 
     def _accept(self) -> None:
-        try:
-            accepted, _ = self._server.accept()
-        except BlockingIOError:
-            return
-        except OSError as error:  # no descriptor is left
-            self._warn(str(error))
-            time.sleep(_PAUSE)
-            return
-        accepted.setblocking(False)
-        _check_often(accepted, self._silence)
-        one = _Connection(accepted, deadline=time.monotonic() + self._silence)
-        self._selector.register(accepted, selectors.EVENT_READ, one)
+        """All that wait: at the start of a large job, these are many."""
+        for _ in range(BACKLOG):
+            try:
+                accepted, _ = self._server.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:  # no descriptor is left
+                self._warn(str(error))
+                time.sleep(_PAUSE)
+                return
+            accepted.setblocking(False)
+            check_often(accepted, self._silence)
+            one = _Connection(accepted, deadline=time.monotonic() + self._silence)
+            self._due.add(one)
+            self._selector.register(accepted, selectors.EVENT_READ, one)
 
     def _proceed(self, each: _Connection) -> None:
         """The connection has been made, or there is something to read."""
@@ -448,9 +416,11 @@ class Connections:
             rank = int(row["member"]["rank"])
             if not hmac.compare_digest(str(row["token"]), self._token) or not 0 <= rank < len(self._nodes):
                 raise ValueError("expected the token of this process")
-            for former in [other for other in self._introduced() if other.rank == rank]:
-                self._close(former)  # the other end has given it up
-            each.rank, each.member = rank, row["member"]
+            for former in (self._known.get(rank), self._up):
+                if former is not None and former.rank == rank and not former.deadline:
+                    self._close(former)  # the other end has given it up
+            each.rank, each.member, self._known[rank] = rank, row["member"], each
+            self._changed |= rank in self._departed
             self._departed.discard(rank)
             self._begin(each)
             self._send(each, {"known": True})
@@ -458,7 +428,7 @@ class Connections:
             self._begin(each)
             self._ready.set()
         elif "ends" in row:
-            self._departed.add(each.rank)
+            self._depart(each.rank)
             self._next = time.monotonic() + _DEPARTED
             self._close(each)
         elif "moves" in row:
@@ -480,7 +450,7 @@ class Connections:
             return
         silent = error.errno in _UNREACHABLE
         # Until then it may connect again: only the connection may have been lost.
-        due = time.monotonic() + _CLOSING + (_period(self._silence) if silent else 0)
+        due = time.monotonic() + _CLOSING + (period(self._silence) if silent else 0)
         self._pending[each.rank] = due, Broken(each.rank, each.member, silent)
         self._since = self._next = time.monotonic()
 
@@ -488,5 +458,8 @@ class Connections:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(each.socket)
         each.socket.close()
+        self._due.discard(each)
+        if self._known.get(each.rank) is each:
+            del self._known[each.rank]
         if each is self._up:
             self._up = None

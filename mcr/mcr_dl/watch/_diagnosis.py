@@ -58,7 +58,8 @@ def number_of(call: Mapping[str, Any]) -> str:
     return f"{'message' if call['message'] else 'collective'} {call['seq']}{size}"
 
 
-def _group_in(report: Report, group: str) -> dict[str, Any] | None:
+def group_in(report: Report, group: str) -> dict[str, Any] | None:
+    """The process's position in the calls of a group, from its report; None if it does not have the group."""
     return next((each for each in report["groups"] if each["group"] == group), None)
 
 
@@ -93,7 +94,7 @@ def absent(member: Mapping[str, Any] | None) -> str:
 
 
 def _not_arrived(rank: int, report: Report, group: str) -> str:
-    position = _group_in(report, group)
+    position = group_in(report, group)
     if position is None:
         return f"rank {rank} has not made the group, or has destroyed it: {whereabouts(report)}"
     last = f", its last is {call_text(position['calls'][-1])}" if position["calls"] else ""
@@ -104,7 +105,7 @@ def first_difference(reports: Mapping[int, Report], group: str) -> str | None:
     """The first collective of the group that two ranks have made in different ways; None if there is none."""
     calls: dict[int, dict[int, dict[str, Any]]] = {}
     for rank, report in reports.items():
-        position = _group_in(report, group)
+        position = group_in(report, group)
         if position is not None and position["calls"]:
             calls[rank] = {call["seq"]: call for call in position["calls"]}
     if len(calls) < 2:
@@ -179,7 +180,7 @@ def diagnose(
     else:
         late = {}
         for rank, report in members.items():
-            position = _group_in(report, group)
+            position = group_in(report, group)
             if position is None or position["collectives"] < seq:
                 late[rank] = report
         ended = {rank: report["ended"] for rank, report in members.items() if report.get("ended") and rank not in late}

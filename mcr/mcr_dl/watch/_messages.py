@@ -150,9 +150,10 @@ class Messages:
             return self._compare_ends()
 
     def waiting(self, most: int) -> list[str]:
-        """Messages without a match so far."""
+        """Messages without a match so far, in an order that does not depend on when they became known."""
         with self._lock:
-            singles = (each for place, state in self._places.items() for each in _singles(place, state))
+            places = sorted(self._places, key=lambda place: (place.target, place.tag, place.backend or ""))
+            singles = (each for place in places for each in _singles(place, self._places[place]))
             return [each.whole for each in islice(singles, most)]
 
     def _add(self, rank: int, runs: Iterable[Taken]) -> None:

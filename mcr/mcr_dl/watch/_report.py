@@ -99,11 +99,16 @@ def last(rank: int, size: int, ages: Ages, text: str, *, well: bool) -> Report:
 
 
 def make(rank: int, size: int, ages: Ages, group: str | None, *, whole: bool = False) -> Report:
-    """This process's report. ``group``: whose calls are reported in detail; ``whole``: all groups, and all stacks."""
+    """This process's report. ``group``: whose calls are reported in detail.
+
+    ``whole``: all that a dump has; the ranks that read a report at the store know the members of their group.
+    """
     groups = _C.positions()
     for each in groups:
         kept = 64 if whole or each["group"] == group else CALLS_OF_OTHERS
         each["calls"] = each["calls"][-kept:]
+        if not whole:
+            del each["ranks"]  # in a large job most of the report
     report = {
         "format": FORMAT,
         "version": VERSION,
@@ -112,9 +117,8 @@ def make(rank: int, size: int, ages: Ages, group: str | None, *, whole: bool = F
         "time": time.time(),
         "groups": groups,
         "threads": ages.sample(),
-        "pending": [known for _, known in _C.pending(64)],
         "place": place(),
     }
     if whole:
-        report["stacks"] = stacks()
+        report |= {"pending": [known for _, known in _C.pending(64)], "stacks": stacks()}
     return report

@@ -17,10 +17,11 @@ import torch.distributed as torch_dist
 from mcr_dl import _C
 from mcr_dl.base import agreement
 from mcr_dl.base.launcher import store_outlives
-from mcr_dl.watch import _fork, _inquiry, _report, dump
+from mcr_dl.watch import _fork, _report, dump
 from mcr_dl.watch._alarm import ANSWERS, ENDED, INQUIRY, MEMBER, PARTING, Alarm, Exchange
 from mcr_dl.watch._compare import Comparison
 from mcr_dl.watch._diagnosis import ARRIVED, complete, name_of, number_of, ranks_text
+from mcr_dl.watch._inquiry import SAME, Inquiries, sentence, with_loss
 from mcr_dl.watch._losses import Losses
 
 _log = logging.getLogger("mcr_dl")
@@ -31,10 +32,8 @@ _LONGEST_INQUIRY = 10.0  # for reports after a timeout: half of the call's own l
 _LOOK, _LOOKS = 0.1, 10  # for a thread to leave its call after the communicator has been aborted
 _SAYING = 6.0  # for the last words of a process that ends itself
 _PROMPT = 1.0  # within which a call must react to Ctrl-C by itself
-_SAME = 2.0  # seconds for which a diagnosis stays valid for its call
 _FAREWELL = 10.0  # seconds for the other ranks to end too
 _COMPARISON = 5.0  # for one step of the comparison of calls
-_PAUSE = 0.02  # between two checks for the end of the comparison
 _SPACING = 1.0  # between alarms on errors that the program may catch
 EXIT_TIMEOUT = 70  # exit codes of processes ended in a call that cannot be interrupted (sysexits.h: EX_SOFTWARE)
 EXIT_INTERRUPTED = 130
@@ -77,12 +76,13 @@ class Watch:
         self._exchange = Exchange(store, rank, size, self._answer, self._heard, number)
         self._comparison = Comparison(self._exchange.store, rank, size, groups.derived) if detail else None
         self._losses = Losses(self._exchange, rank)
+        self._inquiries = Inquiries(self._exchange, self._losses)
         self._well = True  # communication has ended as intended
         # Ranks are or were missing: steps at the end that would wait for them are skipped.
         self.broken = former is not None
         self._ending = threading.Event()
         self._inquiring = threading.Lock()
-        self._known = _Known("", False, 0, "", -_SAME)
+        self._known = _Known("", False, 0, "", -SAME)
         self._last_alarm = -_SPACING
         self._failed: str | None = None  # the last call that has failed
         self._tolerated: set[tuple[str, str]] = set()  # groups, by their labels, whose making may stay in a library
@@ -201,10 +201,10 @@ class Watch:
         text = f"{what}: {number_of(call)} timed out: still running after the timeout of {limit}"
         if call.get("behind"):
             text += f"; it is issued after {call['behind']}"
-        patience = min(max(INQUIRY, call["limit"] / 2), _LONGEST_INQUIRY)
+        patience = min(max(INQUIRY + 2 * self._exchange.more, call["limit"] / 2), _LONGEST_INQUIRY)
         unnumbered = call["message"] or call["op"] == "connect"
         told = self._explanation(text, call["label"], call["seq"], unnumbered, "timeout", patience)
-        return complete(text, call["label"], _with_loss(told, call["label"]), timeout=True)
+        return complete(text, call["label"], with_loss(told, call["label"]), timeout=True)
 
     def _still(self, activity: dict[str, Any]) -> bool:
         key = activity["thread"], activity["turn"]
@@ -226,9 +226,11 @@ class Watch:
         if found is not None:
             self._stop_desync(*found)
 
-    def _stop_desync(self, group: str, text: str) -> None:
+    def _stop_desync(self, group: str, text: str, *, tell: bool = True) -> None:
         self.broken = True
         _C.stop_desync(text)
+        if not tell:
+            return
         with contextlib.suppress(*agreement.STORE_ERRORS):
             self._exchange.raise_alarm(Alarm(self.rank, "desync", group, text))
 
@@ -245,9 +247,9 @@ class Watch:
                 reason = f"the store cannot be reached ({str(error).partition(chr(10))[0]})"
                 break
             if verdict is None:
-                time.sleep(_PAUSE)
+                time.sleep(self._exchange.pause)
         if verdict is not None and verdict.text:
-            self._stop_desync(verdict.group, verdict.text)
+            self._stop_desync(verdict.group, verdict.text, tell=self.rank == 0)  # the others have read it, too
         elif verdict is not None and verdict.missing:
             reason = f"{ranks_text(verdict.missing)} ended without it"
         if not self.broken and (verdict is None or verdict.missing):
@@ -275,7 +277,7 @@ class Watch:
 
     def locate(self, text: str, ranks: list[int]) -> str:
         """Where these ranks are, for the error of a step that they have not come to; empty if that is not known."""
-        return _inquiry.locate(self._exchange, self._losses, Alarm(self.rank, "timeout", "", text), ranks)
+        return self._inquiries.locate(text, ranks)
 
     def explain(self, text: str, label: str, seq: int, message: bool, timeout: bool) -> str:
         """Complete the error text of a call that other ranks take part in."""
@@ -283,13 +285,14 @@ class Watch:
         spaced = time.monotonic() - self._last_alarm >= _SPACING
         lost = None if timeout else self._lost(label, news=spaced and known is None)
         if lost is not None:
-            return complete(text, label, _sentence(lost), timeout=False)
+            return complete(text, label, sentence(lost), timeout=False)
         if known is not None:
             return complete(text, label, known, timeout=timeout)
         if not spaced:
             return text
-        told = self._explanation(text, label, seq, message, "error", _ERROR_INQUIRY)
-        return complete(text, label, _with_loss(told, label), timeout=timeout)
+        patience = _ERROR_INQUIRY + 2 * self._exchange.more
+        told = self._explanation(text, label, seq, message, "error", patience)
+        return complete(text, label, with_loss(told, label), timeout=timeout)
 
     def _lost(self, label: str, *, news: bool) -> str | None:
         """Why the group of a failed call has lost a rank: the library may notice it before the end of the process.
@@ -330,11 +333,11 @@ class Watch:
         known = self._known
         if (known.label, known.message) != (label, message) or not first <= known.seq <= last:
             return None
-        return known.told if time.monotonic() - known.time < _SAME else None
+        return known.told if time.monotonic() - known.time < SAME else None
 
     def _inquire(self, alarm: Alarm, ranks: list[int], patience: float) -> str:
         try:
-            found = _inquiry.find_out(self._exchange, self._losses, alarm, ranks, patience)
+            found = self._inquiries.find_out(alarm, ranks, patience)
         except agreement.STORE_ERRORS as error:
             self.broken = True
             reason = str(error).partition("\n")[0]
@@ -349,6 +352,7 @@ class Watch:
         report = _report.make(self.rank, self._size, self._ages, alarm.group)
         if self._comparison is not None and alarm.message:
             report["unmatched"] = self._comparison.unmatched(alarm.group)
+        self._inquiries.note(self._exchange.number, alarm, report)
         return report
 
     def _heard(self, number: int, alarm: Alarm) -> None:
@@ -366,16 +370,6 @@ def _exit_later(code: int) -> None:
     """End the process also if what it still has to say takes too long, as on a pipe that no process reads."""
     time.sleep(_SAYING)
     os._exit(code)
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
-
-
-def _with_loss(told: str, label: str) -> str:
-    """A diagnosis, with what has become known of a lost rank meanwhile."""
-    lost = _C.lost(label)
-    return told if lost is None or _inquiry.end_of(lost) in told else f"{told} {_sentence(lost)}".strip()
 
 
 def _position(label: str) -> dict[str, Any] | None:

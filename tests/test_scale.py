@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job of many ranks asks of the store, which one process serves: the number of requests, the size of answers."""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch.distributed as torch_dist
+
+from mcr_dl.base import agreement, blocks, launcher
+from mcr_dl.base.errors import CollectiveTimeoutError
+from mcr_dl.groups import survivors
+from mcr_dl.libraries import c10d, pmi
+from mcr_dl.runtime import lives, rounds, startup
+from mcr_dl.tables import choice
+from mcr_dl.trace import _clock
+
+SIZE = 1000
+MANY = 10_000
+HOSTS = [f"host {rank // 8}" for rank in range(MANY)]
+
+
+class Counting:
+    """A store that counts the requests of its users."""
+
+    def __init__(self, store: torch_dist.Store) -> None:
+        self._store = store
+        self.requests = 0
+
+    def __getattr__(self, name: str) -> Any:
+        def count(*arguments: Any) -> Any:
+            self.requests += 1
+            return getattr(self._store, name)(*arguments)
+
+        return self._store.timeout if name == "timeout" else count  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def store() -> torch_dist.Store:
+    """The store behind all of a job's ranks, which wait there for a moment only."""
+    made = torch_dist.HashStore()
+    made.set_timeout(timedelta(seconds=0.1))
+    return made
+
+
+# ---- an agreement
+
+
+def test_an_agreement(store: torch_dist.Store) -> None:
+    """Rank 0 reads all values in one request."""
+    for rank in range(1, SIZE):
+        store.set(f"key/{rank}", str(rank))
+    first, last = Counting(store), Counting(store)
+    assert agreement.agree(first, 0, SIZE, "key", 0, sum) == sum(range(SIZE))  # type: ignore[arg-type]
+    assert agreement.agree(last, SIZE - 1, SIZE, "key", SIZE - 1, sum) == sum(range(SIZE))  # type: ignore[arg-type]
+    assert first.requests <= 4
+    assert last.requests <= 2
+
+
+@pytest.mark.parametrize("absent", [[7, 500, 999], [0]])
+def test_an_agreement_that_some_ranks_miss(store: torch_dist.Store, absent: list[int]) -> None:
+    """One rank looks for them, with few requests, and the others repeat what it has found."""
+    for rank in set(range(SIZE)) - set(absent):
+        store.set(f"key/{rank}", str(rank))
+    texts, requests = set(), []
+    for rank in (1, 0, 2) if 0 not in absent else (1, 2):
+        counting = Counting(store)
+        with pytest.raises(CollectiveTimeoutError) as raised:
+            agreement.agree(counting, rank, SIZE, "key", rank, sum)  # type: ignore[arg-type]
+        texts.add(str(raised.value))
+        requests.append(counting.requests)
+    names = ", ".join(f"rank {rank}" for rank in absent)
+    assert len(texts) == 1
+    assert texts.pop().endswith(f"have not agreed on 'key' within 0.1 s. Not arrived: {names}.")
+    assert requests[0] <= 80
+    assert max(requests[1:]) <= 5
+
+
+def test_an_agreement_without_rank_0s_answer(store: torch_dist.Store) -> None:
+    """All have come, so it is rank 0 that does not go on."""
+    for rank in range(SIZE):
+        store.set(f"key/{rank}", str(rank))
+    with pytest.raises(CollectiveTimeoutError, match=r"Not arrived: rank 0\.$"):
+        agreement.agree(store, 1, SIZE, "key", 1, sum)
+
+
+def test_the_rank_that_looks_ends_before_it_answers(store: torch_dist.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreement, "_PATIENCE", timedelta(seconds=0.1))
+    store.add("key/looks", 1)
+    with pytest.raises(CollectiveTimeoutError, match="The rank that looks for the missing ones has not answered"):
+        agreement.agree(store, 1, SIZE, "key", 1, sum)
+
+
+@pytest.mark.parametrize("missing", [[], [0], [999], [3, 4, 500], list(range(SIZE))])
+def test_keys_that_are_not_there(store: torch_dist.Store, missing: list[int]) -> None:
+    """They are found in order."""
+    for place in set(range(SIZE)) - set(missing):
+        store.set(str(place), "")
+    counting = Counting(store)
+    found = list(agreement.absent(counting, [str(place) for place in range(SIZE)], 5))  # type: ignore[arg-type]
+    assert found == [place + 5 for place in missing]
+    assert counting.requests <= min(1 + 20 * len(missing), 2 * SIZE)
+
+
+# ---- what all ranks read
+
+
+@pytest.mark.parametrize("numbers", [[], [3], [0, 0, 1, 1, 2, 2], [0, 1, 0, 1], [0, 0, 1], [5, 4, 4, 9, 10], [2, 2, 2]])
+def test_blocks(numbers: list[int]) -> None:
+    """They hold the same numbers."""
+    assert blocks.unpack(blocks.pack(numbers)) == numbers
+
+
+def test_equal_hosts_take_one_block() -> None:
+    assert blocks.pack(blocks.numbered(HOSTS)) == [[0, MANY // 8, 8]]
+    assert blocks.pack(range(MANY)) == [[0, MANY, 1]]
+    assert blocks.pack([False, False, True]) == [[0, 1, 2], [1, 1, 1]]
+
+
+def test_the_backends_of_a_start() -> None:
+    """The answer does not grow with the number of hosts."""
+    here = {"library": "one", "problem": "", "absent": False, "asked": False}
+    values = [
+        {
+            "named": "auto",
+            "networks": 1,
+            "conditions": {"gloo": {**here, "domain": ""}, "shm": {**here, "domain": f"{host} {'x' * 70}"}},
+        }
+        for host in HOSTS
+    ]
+    answer = startup._decide(values)
+    assert answer["local"] == {"shm": [[0, MANY // 8, 8]]}
+    assert len(agreement.encode(answer)) < 200
+
+
+def test_the_facts_of_a_start() -> None:
+    """The same, and every rank has its node from the answer."""
+    each = {"libraries": {"gloo": "1"}, "debug": "off", "cores": "ff", "table": None, "rules": ""}
+    answer = choice.decider("none", ["gloo"])([{**each, "node": host} for host in HOSTS])
+    assert len(agreement.encode(answer)) < 200
+    known = choice.knowledge_of(answer, ["gloo"])
+    assert known.nodes == [rank // 8 for rank in range(MANY)]
+    assert known.crowded == [False] * MANY
+    assert str(known.shape(list(range(20)))) == "20 ranks on 3 nodes"
+    assert known.shape(list(range(20))).ranks_per_node == 8
+    assert choice.knowledge_of(choice.answer_of(known), ["gloo"]) == known
+
+
+# ---- survivors
+
+
+def _meeting(store: object, rank: int) -> survivors._Meeting:
+    return survivors._Meeting("shrink", store, rank, timedelta(seconds=20))  # type: ignore[arg-type]
+
+
+def test_survivors_meet(store: torch_dist.Store) -> None:
+    """The first one reads all words in one request, and no rank reads equal words twice."""
+    members = [rank for rank in range(SIZE) if rank != 3]
+    for rank in members[1:]:
+        problem = "no disk" if rank == 7 else ""
+        store.set(f"left/{rank}", agreement.encode([problem, ["mpi"], "shrink", False]))
+    first, other = Counting(store), Counting(store)
+    outcome = _meeting(first, 0).meet("left", members, wish=["mpi"])
+    assert outcome.ranks == members
+    assert outcome.problems == ["no disk" if rank == 7 else "" for rank in members]
+    assert outcome.wishes == [["mpi"]] * len(members)
+    assert first.requests <= 9
+    assert len(store.get("left/outcome")) < 200
+    assert _meeting(other, 500).meet("left", members, wish=["mpi"]) == outcome
+    assert other.requests <= 4
+
+
+# ---- lives, clocks, rounds
+
+
+def test_rank_0_begins_a_life(store: torch_dist.Store) -> None:
+    """It asks about all ranks at once. Here the ranks come as soon as it has given the name."""
+
+    class Prompt(Counting):
+        def __getattr__(self, name: str) -> Callable[..., Any]:
+            def act(key: Any, *arguments: Any) -> Any:
+                if name == "set" and key.startswith("name/"):
+                    rank = key.removeprefix("name/word ")
+                    store.set(f"{arguments[0]}/{rank}", "here")
+                    return store.set(key, *arguments)  # one message for each rank, without an answer
+                self.requests += 1
+                return getattr(store, name)(key, *arguments)
+
+            return act
+
+    for rank in range(1, SIZE):
+        store.set(f"join/{rank}", f"word {rank}")
+    prompt = Prompt(store)
+    lives._lead(prompt, SIZE, timedelta(seconds=20))  # type: ignore[arg-type]
+    assert prompt.requests <= 6
+
+
+def test_ranks_of_one_host_share_a_comparison_of_clocks() -> None:
+    """Its first rank compares, and the others take its offset."""
+    store, found = torch_dist.HashStore(), dict[int, tuple[int, int, str]]()
+    stores = [Counting(store) for _ in range(6)]
+
+    def rank(number: int) -> None:
+        domain = f"host {number // 2}".__str__
+        found[number] = _clock.measure(stores[number], number, 6, timedelta(seconds=20), domain=domain)  # type: ignore[arg-type]
+
+    threads = [threading.Thread(target=rank, args=(each,)) for each in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert found[0] == found[1] == (0, 0, _clock.SAME)
+    for first, other in ((2, 3), (4, 5)):
+        assert found[first] == found[other]
+        assert found[first][2] == _clock.PING
+        assert abs(found[first][0]) <= found[first][1]
+    assert [stores[each].requests for each in (1, 3, 5)] == [4, 5, 5]  # two of them set the timeout
+
+
+def test_many_ranks_look_less_often() -> None:
+    """All of them together look up to ten thousand times a second."""
+    assert rounds.pause(10.0, 0.01, 2) == rounds.pause(10.0, 0.01) == 0.01
+    assert rounds.pause(0.0, 0.01, 2) == 0.0001
+    assert rounds.pause(100.0, 0.01, MANY) == 1.0
+    assert rounds.pause(0.0, 0.01, MANY) == 0.01
+
+
+def test_a_round_leaves_no_keys(store: torch_dist.Store) -> None:
+    """Also if a rank comes late, to a round that another one has closed."""
+    parts = [rounds.Round(store, "5", rank, 3, values="value/5") for rank in range(3)]
+    assert [part.arrive("here") for part in parts[:2]] == [False, False]
+    assert parts[0].close()
+    parts[0].answer("late")
+    for part in parts[:2]:
+        assert part.result() == b"late"
+        part.leave()
+    parts[2].arrive("here")
+    assert parts[2].result() == b"late"
+    parts[2].leave()
+    assert store.num_keys() == 0
+
+
+def test_a_value_of_all_ranks_for_mpi(store: torch_dist.Store) -> None:
+    """The last rank reads all, and each rank one."""
+    requests = []
+    for rank in range(SIZE):
+        counting = Counting(store)
+        pmi.give(counting, "host", rank, SIZE, f"host {rank // 8}", pmi.process_mapping)  # type: ignore[arg-type]
+        requests.append(counting.requests)
+    assert max(requests) <= 4
+    assert pmi.result(store, "host", timedelta(seconds=1)) == "(vector,(0,125,8))"
+
+
+# ---- limits of a process
+
+
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The soft and the hard limit of open files."""
+    found = [1024, 4096]
+
+    def change(_: int, both: tuple[int, int]) -> None:
+        found[:] = both
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(found))
+    monkeypatch.setattr(resource, "setrlimit", change)
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "soft"),
+    [(0, 64, 1024), (0, 65, 1032), (0, 448, 4096), (0, 449, 4096), (1, 10_000, 1024)],
+)
+def test_files_of_the_rank_that_serves_the_store(limits: list[int], rank: int, size: int, soft: int) -> None:
+    """It may have those that all ranks need, or else the program is warned."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        launcher.make_room(launcher.Launch("srun", rank, size))
+    assert limits == [soft, 4096]
+    told = "rank 0 may have 4096 open files, but serves the store of 449 ranks, with up to 4104: raise the limit"
+    assert [str(each.message) for each in caught] == ([f"{told} (ulimit -n)"] if size == 449 else [])
+
+
+def test_files_where_the_launcher_serves_the_store(limits: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    launcher.make_room(launcher.Launch("torchrun", 0, 1000))
+    assert limits == [1024, 4096]
+
+
+def test_gloo_connects_many_ranks_when_they_need_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From then on in all groups of the process, unless the user decides."""
+    monkeypatch.setitem(os.environ, c10d._LATE, "")
+    del os.environ[c10d._LATE]
+    assert [c10d.GLOO.reads_later(size) for size in (2, 64, 65, 2)] == [False, False, True, True]
+    os.environ[c10d._LATE] = "0"
+    assert not c10d.GLOO.reads_later(1000)

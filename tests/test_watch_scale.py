@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the watch asks of the job's store in large jobs: the number of requests of one rank."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.distributed as torch_dist
+
+from mcr_dl import _C
+from mcr_dl.watch import _compare, _report
+from mcr_dl.watch._alarm import ENDED, ENDINGS, Alarm, Exchange, missing
+from mcr_dl.watch._compare import Comparison, Verdict
+from mcr_dl.watch._inquiry import Inquiries
+from mcr_dl.watch._losses import Losses
+
+SIZE = 1000
+RANKS = list(range(SIZE))
+CALL = {"op": "all_reduce", "dtype": "float32", "red": "SUM", "root": None, "bytes": 4, "backend": "mpi"}
+CALL |= {"async": False, "caller": None, "history": "0"}
+
+
+class Counted:
+    """A store that counts its requests."""
+
+    def __init__(self, store: Any) -> None:
+        self.store, self.made = store, Counter[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        self.made[name] += 1
+        return getattr(self.store, name)
+
+    def forget(self) -> None:
+        """Count anew."""
+        self.made = Counter()
+
+
+def report(made: int = 1, size: int = SIZE) -> dict[str, Any]:
+    """Of a rank that has made so many collectives of the group g."""
+    calls = [{"seq": seq, **CALL} for seq in range(1, made + 1)]
+    group = {"group": "g", "label": "g", "collectives": made, "messages": 0, "calls": calls}
+    return {"size": size, "groups": [group], "threads": [], "place": "a.py:1 in f"}
+
+
+class Rank:
+    """One rank's end of the watch, with a store that counts."""
+
+    def __init__(self, store: Any, rank: int, size: int = SIZE) -> None:
+        self.exchange = Exchange(store, rank, size, self._answer, lambda *_: None)
+        self.counted = Counted(self.exchange._mine)
+        self.exchange._mine = self.counted
+        self.losses = Losses(self.exchange, rank)
+        self.inquiries = Inquiries(self.exchange, self.losses)
+        self.size = size
+
+    def _answer(self, alarm: Alarm) -> dict[str, Any]:
+        made = report(size=self.size)
+        self.inquiries.note(self.exchange.number, alarm, made)
+        return made
+
+    def find_out(self, patience: float = 10.0, seq: int = 1) -> str:
+        """Ask for a call of the group."""
+        alarm = Alarm(self.exchange.rank, "timeout", "g", "text", seq)
+        return self.inquiries.find_out(alarm, list(range(self.size)), patience).text
+
+
+@contextmanager
+def started(*ranks: Rank) -> Iterator[None]:
+    """The ranks listen."""
+    for rank in ranks:
+        rank.exchange.start()
+    try:
+        yield
+    finally:
+        for rank in ranks:
+            rank.exchange.stop()
+            rank.exchange.end()
+
+
+def await_true(condition: Callable[[], bool]) -> None:
+    """Wait for something that another thread does."""
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def leave_reports(store: Any, without: tuple[int, ...] = ()) -> None:
+    """Of all ranks but 0, on the first alarm."""
+    for rank in RANKS[1:]:
+        if rank not in without:
+            store.set(f"watch/report/0/{rank}", json.dumps(report()))
+
+
+@pytest.mark.parametrize(("without", "most"), [((), 6), ((7, 500), 110)])
+def test_the_rank_that_asks(without: tuple[int, ...], most: int) -> None:
+    """It needs a few requests for all reports, and some more for each that is missing."""
+    store = torch_dist.HashStore()
+    leave_reports(store, without)
+    rank = Rank(store, 0)
+    with started(rank):
+        text = rank.find_out()
+        assert text.startswith("Not arrived: rank 7: it has not started; rank 500: " if without else "All ranks have")
+        if not without:
+            assert rank.counted.made.pop("check") <= 25  # 20 a second
+        assert rank.counted.made.total() <= most
+
+
+def test_a_rank_that_waits() -> None:
+    """It reads one rank's diagnosis, and asks for that 20 times a second at most."""
+    store = torch_dist.HashStore()
+    rank = Rank(store, 5)
+    store.add("watch/alarm/0", 1)
+    store.set("watch/ring/0/5", json.dumps({"by": 0, "kind": "timeout", "group": "g", "text": "t", "seq": 1}))
+    store.set("watch/asker/0/0/g", "0")
+    tell = threading.Timer(1.0, lambda: store.set("watch/diagnosis/0/0/g", json.dumps("Told.")))
+    with started(rank):
+        tell.start()
+        assert rank.find_out() == "Told."
+        tell.join()
+        assert rank.counted.made.total() <= 30
+        assert not store.check(["watch/report/0/7"])
+
+
+def test_another_rank_takes_the_place_of_a_lost_one() -> None:
+    """One of those that wait: it alone reads the reports, and all have its diagnosis."""
+    store = torch_dist.HashStore()
+    ranks = [Rank(store, rank, 4) for rank in range(3)]
+    store.add("watch/alarm/0", 1)  # by rank 3, which has rung
+    rung = json.dumps({"by": 3, "kind": "timeout", "group": "g", "text": "t", "seq": 1})
+    store.set("watch/asker/0/0/g", "3")
+    texts: list[str] = []
+    asking = [threading.Thread(target=lambda rank=rank: texts.append(rank.find_out())) for rank in ranks]
+    for rank in ranks:
+        store.set(f"watch/ring/0/{rank.exchange.rank}", rung)
+    with started(*ranks):
+        for each in asking:
+            each.start()
+        for rank in ranks:
+            rank.losses._texts[3] = "lost rank 3: process 9 on a has ended"
+        for each in asking:
+            each.join(20)
+    assert texts == ["Not arrived: rank 3: process 9 on a has ended."] * 3
+    assert sum(rank.counted.made["multi_get"] > 0 for rank in ranks) == 1
+
+
+def test_a_slow_rank_is_not_waited_for_to_the_end() -> None:
+    """Another one reads the reports before the time is over; without any time, the text says which rank is slow."""
+    store = torch_dist.HashStore()
+    rank = Rank(store, 0, 2)
+    store.add("watch/alarm/0", 1)
+    store.set("watch/asker/0/0/g", "1")
+    rung = json.dumps({"by": 1, "kind": "timeout", "group": "g", "text": "t", "seq": 1})
+    store.set("watch/ring/0/0", rung)
+    store.set("watch/report/0/1", json.dumps(report()))
+    with started(rank):
+        await_true(lambda: rank.exchange.number == 1)
+        rank.inquiries._fresh = 60.0
+        assert "rank 1, which reads the reports, is slow" in rank.find_out(0.05)
+        begin = time.monotonic()
+        assert rank.find_out(10.0).startswith("All ranks have arrived")
+        assert time.monotonic() - begin < 5
+
+
+def test_news_get_no_reports() -> None:
+    """A rank that raises an alarm at the same time raises the next one."""
+    store = torch_dist.HashStore()
+    ranks = [Rank(store, rank, 2) for rank in range(2)]
+    with started(*ranks):
+        first, second = (rank.exchange for rank in ranks)
+        assert first.raise_alarm(Alarm(0, "lost", "", "lost", lost=1)) == (0, True)
+        await_true(lambda: first.number == second.number == 1)
+        assert not store.check(["watch/report/0/0"])
+        second._number = 0  # as if it had not heard it yet
+        threading.Timer(0.2, lambda: setattr(second, "_number", 1)).start()
+        assert ranks[1].find_out().startswith("All ranks have arrived")
+        assert store.check(["watch/report/1/0"])
+
+
+def test_a_call_that_times_out_later() -> None:
+    """It uses the diagnosis of the alarm on this call or an earlier one, if it had been made then."""
+    store = torch_dist.HashStore()
+    leave_reports(store, (1,))
+    ranks = [Rank(store, rank) for rank in range(2)]
+    with started(*ranks):
+        told = ranks[0].find_out()
+        await_true(lambda: ranks[1].exchange.number == 1)
+        ranks[1].counted.forget()
+        ranks[1].inquiries._fresh = 60.0
+        assert ranks[1].find_out(seq=1) == told
+        assert ranks[1].exchange.number == 1
+        assert ranks[1].counted.made.total() <= 4
+        ranks[1].find_out(seq=2)  # all had arrived at that call, not at this one
+        await_true(lambda: ranks[1].exchange.number == 2)
+
+
+def test_a_small_job_answers_anew() -> None:
+    """The ranks may be somewhere else by then."""
+    store = torch_dist.HashStore()
+    ranks = [Rank(store, rank, 2) for rank in range(2)]
+    with started(*ranks):
+        ranks[0].find_out()
+        await_true(lambda: ranks[1].exchange.number == 1)
+        time.sleep(0.1)
+        ranks[1].find_out()
+        await_true(lambda: ranks[1].exchange.number == 2)
+
+
+def test_missing() -> None:
+    """One request if all are there."""
+    store = Counted(torch_dist.HashStore())
+    for number in RANKS:
+        store.store.set(f"k/{number}", "")
+    assert missing(store, "k", RANKS) == []
+    assert store.made.total() == 1
+    for number in (0, 998):
+        store.store.delete_key(f"k/{number}")
+    assert missing(store, "k", RANKS) == [0, 998]
+    assert store.made.total() <= 45
+    assert missing(store, "k", []) == []
+
+
+def test_a_report_leaves_out_what_others_know() -> None:
+    """The members of groups, which are most of a report in a large job; a dump has them."""
+    group = _C.Group("large", RANKS, 0, timedelta(seconds=1))
+    try:
+        short = _report.make(0, SIZE, _report.Ages(), "large")
+        whole = _report.make(0, SIZE, _report.Ages(), "large", whole=True)
+    finally:
+        group._close()
+    assert len(json.dumps(short)) < 2000
+    assert next(each for each in whole["groups"] if each["group"] == "large")["ranks"] == RANKS
+
+
+def test_the_end_of_the_store() -> None:
+    """Rank 0 counts the ranks that have ended, and reads none of their reports."""
+    store = torch_dist.HashStore()
+    rank = Rank(store, 0)
+    with started(rank):
+        rank.exchange.leave(ENDED, report())
+        store.add(f"watch/{ENDINGS}", SIZE - 1)
+        rank.counted.forget()
+        rank.exchange.close("it ends", well=True)
+        assert rank.counted.made.total() <= 2
+        store.add(f"watch/{ENDINGS}", -1)
+        threading.Timer(0.1, lambda: store.add("watch/closed", 1)).start()
+        rank.exchange.close("it ends", well=True)
+        assert store.check(["watch/ring/0/7", "watch/ring/1/999"])
+
+
+# ---- the comparison of calls
+
+
+def compared(store: Any, rank: int, members: list[int], monkeypatch: pytest.MonkeyPatch, size: int = SIZE) -> Any:
+    """One rank's part of the comparison, and a function that lets it make one collective of a group."""
+    calls: list[dict[str, Any]] = []
+
+    def positions(since: dict[str, int]) -> list[dict[str, Any]]:
+        new = [call for call in calls if call["seq"] >= since.get("g", 0)]
+        return [{"group": "g", "label": "g", "ranks": members, "calls": new}]
+
+    def made(run: Callable[[], Any], **other: Any) -> Any:
+        if other:
+            calls.append({"seq": len(calls) + 1, **CALL, **other})
+        monkeypatch.setattr(_compare, "_C", SimpleNamespace(positions=positions, take_messages=list))
+        return run()
+
+    comparison = Comparison(store, rank, size, lambda _: False)
+    return comparison, lambda **other: made(comparison.step, **other), lambda: made(comparison.finish)
+
+
+def test_batches_of_many_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first rank reads them at once, and one counter if there are none."""
+    store = Counted(torch_dist.HashStore())
+    steps = [compared(store, rank, RANKS[:50], monkeypatch)[1] for rank in RANKS[:50]]
+    for step in steps[1:]:
+        step(bytes=4)
+        step(bytes=8)
+    store.forget()
+    assert steps[0](bytes=4) is None
+    del store.made["delete_key"]
+    assert store.made.total() == 5  # its own batch, the counter, a check and the values
+    store.forget()
+    assert steps[0]() is None
+    assert store.made.total() == 1
+    assert steps[0](bytes=16)[1].startswith("the ranks have made different calls: collective 2 of group 'g'")
+    assert not any(store.store.check([f"calls/0/g/{number}"]) for number in range(1, 101))
+
+
+def test_batches_that_come_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number may be taken before its batch is there; a rank's batches are compared in order, each once."""
+    store = torch_dist.HashStore()
+    (first, step, _), (_, other, _) = (compared(store, rank, [0, 1], monkeypatch) for rank in range(2))
+    other(bytes=4)
+    other(bytes=8)
+    hidden = store.get("calls/0/g/1")
+    store.delete_key("calls/0/g/1")
+    assert step(bytes=4) is None
+    assert first._groups["g"].awaited == [1, 2]
+    store.set("calls/0/g/1", hidden)
+    store.set(f"calls/0/g/{store.add('calls/0/g/made', 1)}", hidden)  # again, as after an error of the store
+    assert step(bytes=8) is None
+    assert first._groups["g"].awaited == []
+    assert first._groups["g"].calls == {0: {}, 1: {}}
+    assert store.num_keys() == 1
+
+
+def test_the_end_of_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks wait for counters, and rank 0 gives the verdict."""
+    store = Counted(torch_dist.HashStore())
+    ranks = [compared(store, rank, [0, 1, 2], monkeypatch, 3) for rank in range(3)]
+    finish = [each[2] for each in ranks]
+    for _, step, _ in ranks:
+        step(bytes=4)
+    assert [finish[0](), finish[1]()] == [None, None]
+    store.forget()
+    assert finish[1]() is None
+    assert store.made.total() <= 3
+    assert finish[2]() is None  # all have ended
+    assert [finish[1](), finish[0]()] == [None, Verdict("", "", [])]
+    assert finish[1]() == finish[2]() == Verdict("", "", [])
+
+
+def test_a_rank_that_ends_without_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 names it, after few requests; if rank 0 itself does so, the others name that."""
+    store = Counted(torch_dist.HashStore())
+    finish = [compared(store, rank, [0], monkeypatch)[2] for rank in range(2)]
+    for rank in RANKS[2:]:
+        if rank != 7:
+            store.store.set(f"calls-end/{rank}", "{}")
+    assert [finish[0](), finish[1]()] == [None, None]
+    store.forget()
+    assert finish[0]() is None
+    assert store.made.total() <= 3
+    store.store.set(f"{ENDED}/7", "{}")
+    store.store.add(ENDINGS, 1)
+    assert finish[0]() == finish[1]() == Verdict("", "", [7])
+    assert store.made.total() <= 40
+    alone = torch_dist.HashStore()
+    finish = [compared(alone, 1, [0], monkeypatch)[2]]
+    assert finish[0]() is None
+    alone.set(f"{ENDED}/0", "{}")
+    assert finish[0]() == Verdict("", "", [0])
