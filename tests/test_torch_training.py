@@ -111,8 +111,10 @@ def test_same_as_gloo(pools: Pools, case: str, size: int) -> None:
 
 @pytest.mark.parametrize("case", ON_GLOO)
 def test_same_with_gloo_underneath(pools: Pools, case: str) -> None:
-    """Equal libraries compute equal sums: bit by bit, also on three ranks."""
-    pools.get("processes", 3).run(torch_training.compare, f"ranks.{case}", ("gloo", "mcr/gloo"), True, limit=LIMIT)
+    """Equal libraries compute equal sums: bit by bit, also on three ranks, except those of a reduce_scatter, which mcr
+    adds in rank order."""
+    exact = case != "torch_fsdp.reshard"
+    pools.get("processes", 3).run(torch_training.compare, f"ranks.{case}", ("gloo", "mcr/gloo"), exact, limit=LIMIT)
 
 
 @pytest.mark.parametrize(("name", "size"), [(name, size) for name, sizes in MIXING.items() for size in sizes])

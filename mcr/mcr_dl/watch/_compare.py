@@ -40,6 +40,10 @@ class Verdict(NamedTuple):
     missing: list[int]
 
 
+def _order(batch: dict[str, Any]) -> tuple[int, int]:
+    return batch["rank"], batch["turn"]
+
+
 class _Group:
     """The calls that one rank has left, and, on the group's first rank, the state of all ranks."""
 
@@ -226,7 +230,8 @@ class Comparison:
             absent = set(missing(self._store, group.key, numbers))  # another rank is about to leave these
             here = [number for number in numbers if number not in absent]
             values = self._store.multi_get([f"{group.key}/{number}" for number in here]) if here else []
-            taken = {number for number, value in zip(here, values, strict=True) if group.add(decode(value))}
+            batches = sorted(zip(map(decode, values), here, strict=True), key=lambda each: _order(each[0]))
+            taken = {number for batch, number in batches if group.add(batch)}
             group.awaited = [number for number in group.awaited if number not in taken]
             for number in taken:
                 self._store.delete_key(f"{group.key}/{number}")

@@ -309,8 +309,9 @@ class Binder {
   bool coalesces() const {
     const bool reads = call_.op == Op::recv || call_.op == Op::barrier;
     if (call_.device.type != DeviceType::CPU) return !reads;
-    const bool single = !call_.vectored && !has_lists();
-    return single && (call_.op == Op::all_reduce || call_.op == Op::all_gather || call_.op == Op::reduce_scatter);
+    const auto& op = row(call_.op);
+    const bool to_all = !op.is(kRooted) && !op.is(kPeer) && op.extent != Extent::None && op.extent != Extent::Exchange;
+    return to_all && !call_.vectored && !has_lists();
   }
 
   PyObject* coalesce() {
