@@ -70,7 +70,7 @@ def connect(
         if library.together and patience is not None:
             _connect_patiently(group, name, connecting, patience)
         else:
-            with _kept(argument) if later else contextlib.nullcontext():
+            with _kept(argument):
                 if (library.together or later) and group.size() > 1:
                     _meet(group, meeting)
                 connecting()
@@ -79,7 +79,7 @@ def connect(
 
 @contextlib.contextmanager
 def _kept(argument: object) -> Iterator[None]:
-    """Never destroy the object if the block raises: that may wait for a rank that is lost before it connects."""
+    """Never destroy the object if the block raises: that may wait for a rank which is lost, or does not take part."""
     try:
         yield
     except BaseException:
