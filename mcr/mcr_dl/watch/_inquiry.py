@@ -15,7 +15,8 @@ from mcr_dl.watch._report import Report
 
 SAME = 2.0  # seconds for which a diagnosis stays valid for its call
 _NEWS = 1.0  # seconds from an alarm until the loss of a rank that does not answer is known
-_FRESH = 2e-3  # seconds for each rank of the job in which a late rank uses the diagnosis of an earlier one
+# Seconds in which a rank uses the diagnosis of another one's alarm: at least, and for each rank of the job.
+_FRESH, _FRESH_EACH = 0.5, 2e-3
 _NEAR = 4  # alarms: the reports on older ones may not be there any more
 
 
@@ -35,13 +36,14 @@ class _Heard(NamedTuple):
 class Inquiries:
     """Those of one process.
 
-    A call that some ranks entered later than others times out later there, too. In a large job, these ranks use the
-    diagnosis of an alarm that they have just answered, instead of having all ranks report once more for each of them.
+    A call that some ranks entered later than others times out later there, too. These ranks use the diagnosis of an
+    alarm that they have just answered, instead of having all ranks report once more for each of them. In a large job,
+    more of them do.
     """
 
     def __init__(self, exchange: Exchange, losses: Losses) -> None:
         self._exchange, self._losses = exchange, losses
-        self._fresh = min(exchange.size * _FRESH, SAME)  # seconds
+        self._fresh = min(max(exchange.size * _FRESH_EACH, _FRESH), SAME)
         self._heard: dict[str, _Heard] = {}  # by group: the last alarm on a call at which this rank has arrived, too
 
     def note(self, number: int, alarm: Alarm, report: Report) -> None:
@@ -58,11 +60,13 @@ class Inquiries:
         """
         deadline = time.monotonic() + patience
         heard = self._about(alarm, ranks)
-        if heard is not None:
-            found = self._diagnose(heard.number, alarm, ranks, deadline)
-            if heard.alarm.seq == alarm.seq or ARRIVED not in found.text:
-                return found
-        return self._diagnose(self._raise(alarm, deadline), alarm, ranks, deadline)
+        number = self._raise(alarm, deadline) if heard is None else heard.number
+        found = self._diagnose(number, alarm, ranks, deadline)
+        if heard is not None and heard.alarm.seq != alarm.seq and ARRIVED in found.text:
+            number = self._raise(alarm, deadline)
+            found = self._diagnose(number, alarm, ranks, deadline)
+        self._exchange.await_heard(number, deadline)  # the program may end when it gets the error
+        return found
 
     def _about(self, alarm: Alarm, ranks: list[int]) -> _Heard | None:
         """A recent alarm on the same call, or on one that this call waits for."""
