@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from mcr_dl import _C
+from mcr_dl.base.agreement import absent
 from mcr_dl.base.errors import CollectiveTimeoutError, InvalidArgumentError, PeerLostError
 from mcr_dl.groups import queries
 from mcr_dl.runtime import handles, state
@@ -257,7 +258,7 @@ def _missing(key: str, members: _C.Group, limit: timedelta, wait_all_ranks: bool
     keys = [f"{key}/{rank}" for rank in range(members.size())]
     if _appear(members, keys, limit):
         return []
-    missing = [members.ranks[rank] for rank, one in enumerate(keys) if not store.check([one])]
+    missing = [members.ranks[rank] for rank in absent(store, keys)]
     return missing if wait_all_ranks else missing[:1]
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import torch.distributed as torch_dist
@@ -30,7 +32,7 @@ from mcr_dl.base.errors import (
 from mcr_dl.groups import factory, forms, reconnecting, returning
 from mcr_dl.libraries import registry
 from mcr_dl.runtime import communicators, core_groups, lines, state
-from mcr_dl.runtime.rounds import pause
+from mcr_dl.runtime.rounds import poll
 
 _log = logging.getLogger("mcr_dl")
 _LONGEST = 0.01  # seconds between two looks at the store
@@ -82,14 +84,13 @@ class _Meeting:
         Raises CollectiveTimeoutError, which names the members that have neither come nor ended, and BackendError if
         the store is gone.
         """
-        mine, begin = f"{step}/{self._rank}", time.monotonic()
-        self._deadline = begin + self._limit
+        mine, outcome_key = f"{step}/{self._rank}", f"{step}/outcome"
+        self._deadline = time.monotonic() + self._limit
         try:
             self._store.set(mine, agreement.encode([problem, wish, self._what, broken]))
-            while not self._store.check([f"{step}/outcome"]):
-                self._conclude(step, members, look)
-                time.sleep(pause(time.monotonic() - begin, _LONGEST, len(members)))
-            outcome = agreement.decode(self._store.get(f"{step}/outcome"), step)
+            conclude = partial(self._conclude, step, members, look)  # sets an outcome in any case, in time
+            poll(lambda: self._store.check([outcome_key]), math.inf, _LONGEST, conclude, size=len(members))
+            outcome = agreement.decode(self._store.get(outcome_key), step)
             self._store.delete_key(mine)  # calls of grow() may be many
         except agreement.STORE_ERRORS as error:
             _raise(self._what, error)

@@ -91,7 +91,7 @@ class _Gloo(TorchLibrary):
         return None if dist.is_gloo_available() else "this torch is built without gloo"
 
     def reads_later(self, size: int) -> bool:
-        """Whether two ranks connect when they first need it."""
+        """Whether two ranks connect when they first need it: after a large group also in this process's later ones."""
         if size > _MESH:
             os.environ.setdefault(_LATE, "1")
         return os.environ.get(_LATE, "").lower() in ("1", "t", "true", "y", "yes")

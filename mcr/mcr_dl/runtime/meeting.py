@@ -102,7 +102,9 @@ def meet_at(url: str, rank: int, world_size: int, timeout: timedelta) -> tuple[l
         store, rank, size = next(iter(torch_dist.rendezvous(url, rank, world_size, timeout=timeout)))
     store.set_timeout(timeout)
     _stores[url, rank, size] = store
-    return launcher.stated(rank, size), store
+    launch = launcher.stated(rank, size)
+    launcher.make_room(launch)
+    return launch, store
 
 
 def meet_for_torch(timeout: timedelta) -> Iterator[tuple[torch_dist.Store, int, int]] | None:

@@ -72,9 +72,10 @@ def install(control: _C.PlanControl, plan: Document | None, seen: Sequence[measu
     control.set_plan(groups, order, len(seen))
 
 
-def problem(plans: Sequence[Document], seen: Sequence[measured.Seen], groups: dict[str, _C.Group]) -> str:
-    """What keeps this rank from executing some of the plans; empty if nothing does."""
-    return next(filter(None, (_problem(plan, seen, groups) for plan in plans)), "")
+def problem(plans: Sequence[Document], iteration: measured.Iteration) -> str:
+    """What keeps this rank from executing some of the plans for an iteration; empty if nothing does."""
+    groups = {group.name(): group for group in iteration.groups}
+    return next(filter(None, (_problem(plan, iteration.seen, groups) for plan in plans)), "")
 
 
 def _problem(plan: Document, seen: Sequence[measured.Seen], groups: dict[str, _C.Group]) -> str:

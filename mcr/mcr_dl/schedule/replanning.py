@@ -267,9 +267,8 @@ class Replanner:
         mine: Any = None
         if iteration is not None:
             mine = {"calls": iteration.terms(), "times": capture.times(iteration.found), "at": iteration.at()}
-            groups = {group.name(): group for group in iteration.groups}
-            plans = {key: known.plans for key, known in self._known.items()}
-            mine["known"] = [key for key, each in plans.items() if not execution.problem(each, iteration.seen, groups)]
+            usable = [key for key, known in self._known.items() if not execution.problem(known.plans, iteration)]
+            mine["known"] = usable
 
         def decide(values: list[Any]) -> Any:
             if None in values:
@@ -341,8 +340,7 @@ class Replanner:
 
     def _commit(self, plans: list[execution.Document], iteration: measured.Iteration) -> _Known | None:
         """The plans take effect on all ranks or on none."""
-        groups = {group.name(): group for group in iteration.groups}
-        problem = execution.problem(plans, iteration.seen, groups)
+        problem = execution.problem(plans, iteration)
 
         def decide(values: list[str]) -> bool:
             for rank, each in enumerate(values):

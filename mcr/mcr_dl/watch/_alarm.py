@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import torch.distributed as torch_dist
 
 from mcr_dl.base import documents
-from mcr_dl.base.agreement import STORE_ERRORS
+from mcr_dl.base.agreement import STORE_ERRORS, absent
 from mcr_dl.libraries.pmi import own_connection
 from mcr_dl.watch._report import Report
 
@@ -92,10 +92,7 @@ def leave_member(store: torch_dist.Store, rank: int, identity: dict[str, Any]) -
 
 def missing(store: torch_dist.Store, key: str, numbers: Sequence[int]) -> list[int]:
     """Those of these numbers under which nothing is at the store: with few requests if they are few. STORE_ERRORS."""
-    if not numbers or store.check([f"{key}/{number}" for number in numbers]):
-        return []
-    half = len(numbers) // 2
-    return [*missing(store, key, numbers[:half]), *missing(store, key, numbers[half:])] if half else list(numbers)
+    return [numbers[place] for place in absent(store, [f"{key}/{number}" for number in numbers])]
 
 
 class Exchange:
@@ -415,8 +412,8 @@ class Exchange:
     def all_left(self, key: str, ranks: Iterable[int]) -> dict[int, Any]:
         """The values that these ranks have left there. Raises STORE_ERRORS."""
         wanted = list(ranks)
-        absent = set(missing(self._mine, key, wanted))
-        here = [rank for rank in wanted if rank not in absent]
+        away = set(missing(self._mine, key, wanted))
+        here = [rank for rank in wanted if rank not in away]
         values = self._mine.multi_get([f"{key}/{rank}" for rank in here]) if here else []
         return {rank: decode(value) for rank, value in zip(here, values, strict=True)}
 

@@ -22,10 +22,8 @@ from mcr_dl.watch._diagnosis import call_text, collectives_text, difference, ran
 from mcr_dl.watch._messages import Messages, Taken
 
 _Call = dict[str, Any]
-_COUNTS, _ENDS = (
-    "calls-end",
-    "calls-ends",
-)  # keys: each rank's numbers of collectives at its end; how many ranks left it
+# Keys.
+_COUNTS, _ENDS = "calls-end", "calls-ends"  # each rank's numbers of collectives at its end; how many ranks left it
 _RESULT, _RESULTS = "calls-result", "calls-results"  # what the groups that a rank compares have shown; how many left it
 _VERDICT = "calls-verdict"  # for all ranks
 _MOST_NAMED = 8  # messages without a match

@@ -251,7 +251,7 @@ class C10dCommunicator : public OpMethods<C10dCommunicator> {
       : backend_(std::move(backend)),
         gloo_(backend_->getBackendName() == "gloo"),
         fake_(backend_->getBackendName() == "fake") {}
-  /// Decides how gloo, which has no reduce_scatter, does one. All ranks call it first; they get the same words.
+  /// Decides how gloo, which has no reduce_scatter, does one. All ranks call it first, and decide on equal values.
   void compare_hosts(const GroupSpec& spec) {
     if (gloo_) exchanges_ = exchange_sends_no_more(hosts(spec));
   }
@@ -387,17 +387,16 @@ class C10dCommunicator : public OpMethods<C10dCommunicator> {
     run(call, lane, data, [&] { return backend_->alltoall_base(data[0], data[1], equal, equal, opts); }, combine);
   }
 
-  // A word for the host of each rank.
+  // An identifier of each rank's host.
   std::vector<uint64_t> hosts(const GroupSpec& spec) const {
     const auto place = own_place();
     const auto mine = static_cast<int64_t>(std::hash<std::string>()(place.machine + '/' + place.network));
     at::Tensor all = at::empty({spec.size()}, at::kLong), own = at::full({1}, mine, at::kLong);
-    const TorchWork work = guarded([&] { return backend_->_allgather_base(all, own); });
-    while (!work->isCompleted()) {
+    Polled gathering(guarded([&] { return backend_->_allgather_base(all, own); }), {all, own}, nullptr);
+    while (!gathering.poll()) {
       if (spec.check != nullptr) (*spec.check)();
-      Polled(work, {all, own}, nullptr).block(kLook);
+      gathering.block(kLook);
     }
-    finish(*work);
     const auto* const words = all.const_data_ptr<int64_t>();
     return {words, words + spec.size()};
   }

@@ -8,8 +8,8 @@
 
 namespace mcr {
 
-/// Whether no host sends more to other hosts in an all_to_all than in a ring all_reduce of the same data. `hosts` has a
-/// word for each rank, equal for ranks of one host. For n ranks with S bytes each, a host with k of them sends
+/// Whether no host sends more to other hosts in an all_to_all than in a ring all_reduce of the same data. `hosts` has
+/// an identifier for each rank, equal for ranks of one host. For n ranks with S bytes each, a host with k of them sends
 /// k * (n - k) / n * S in an all_to_all, and about 2 * (n - 1) / n * S in a ring.
 inline bool exchange_sends_no_more(std::span<const uint64_t> hosts) {
   std::map<uint64_t, int64_t> ranks;

@@ -41,7 +41,7 @@ void Writing::begin(Use use, int64_t bytes) {
   const auto turn = written_[use]++;
   if (turn % kMeasured == 0) choose(use);
   const bool tries = turn % (turn < kFirst ? kFirstTried : kTried) == 0;
-  way_ = tries == (best_[use] == kStreamed) ? kCached : kStreamed;
+  way_ = tries ? other(best_[use]) : best_[use];
   if (turn % kMeasured == 0) begun_ = Clock::now();
 }
 
@@ -114,10 +114,10 @@ uint32_t Writing::cost(Use use, Way way) const {
 }
 
 void Writing::choose(Use use) {
-  const auto now = best_[use], other = now == kCached ? kStreamed : kCached;
-  const auto cost_now = cost(use, now), cost_other = cost(use, other);
+  const auto now = best_[use];
+  const auto cost_now = cost(use, now), cost_other = cost(use, other(now));
   if (cost_now == 0 || cost_other == 0) return;
-  if (uint64_t{cost_other} * 10 < uint64_t{cost_now} * 9) best_[use] = other;  // not back and forth by noise
+  if (uint64_t{cost_other} * 10 < uint64_t{cost_now} * 9) best_[use] = other(now);  // not back and forth by noise
 }
 
 }  // namespace mcr::shm

@@ -18,7 +18,7 @@ namespace mcr::shm {
 /// next pieces in the way that takes the least time. Results do not depend on it. One thread at a time.
 class Writing {
  public:
-  /// What other ranks do with a piece: copy it, combine it with others, or copy what this rank has combined.
+  /// How the other ranks read a piece: they copy it, combine it with others, or copy a result of this rank.
   enum Use : uint8_t { kCopied, kCombined, kResult };
 
   /// Without `chooses`, all pieces are written through the caches, and nothing is measured.
@@ -46,6 +46,7 @@ class Writing {
   using Clock = std::chrono::steady_clock;
   enum Way : uint8_t { kCached, kStreamed, kUnknown };
   static constexpr int kUses = 3, kWays = 2;
+  static Way other(Way way) { return way == kCached ? kStreamed : kCached; }
 
   template <class Action>
   void timed(Use use, Way way, int64_t bytes, const Action& action) {
