@@ -164,7 +164,7 @@ $(MPI): $(DEPS)
 # Sources are not prerequisites: the package is installed in editable form, and `build` brings compiled files up to date.
 $(INSTALLED): pyproject.toml CMakeLists.txt mcr/mcr_dl_build/torch_requirement.py $(DEPS) $(MPI)
 	$(call SETUP,building and installing mcr_dl,$(subst --quiet,--verbose,$(PIP)) --no-build-isolation --no-deps --editable . \
-	  -C cmake.define.CMAKE_COMPILE_WARNING_AS_ERROR=ON)
+	  --config-settings=cmake.define.CMAKE_COMPILE_WARNING_AS_ERROR=ON)
 	@touch $@
 
 # The packages that use mcr_dl live in an environment of their own, which also has all of the other one: the first line
