@@ -129,7 +129,6 @@ Engine::Engine(const GroupSpec& spec, Meeting meeting)
       pieces_(*segment_, rank_),
       offers_(*segment_, rank_),
       pipeline_(*segment_, pieces_, offers_, memory_, rank_, meeting.streams),
-      direct_(*segment_, pieces_, offers_, memory_, rank_),
       messages_(*segment_, memory_, rank_) {}
 
 // --- Collectives -----------------------------------------------------------------------------------------------------
@@ -137,7 +136,6 @@ Engine::Engine(const GroupSpec& spec, Meeting meeting)
 bool Engine::advance(const Call& call, const Blocks& blocks, Cursor& cursor, bool& published) {
   try {
     if (Steps::takes(blocks)) return steps_.advance(call, blocks, cursor.step, published);
-    if (direct_.takes(blocks)) return direct_.advance(blocks, cursor.direct, published);
     return pipeline_.advance(call, blocks, cursor.pieces, published);
   } catch (const Error& error) {
     fail(error.what());

@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "backends/shm/direct.h"
 #include "backends/shm/messages.h"
 #include "backends/shm/offers.h"
 #include "backends/shm/peer_memory.h"
@@ -25,7 +24,6 @@ namespace mcr::shm {
 struct Cursor {
   Steps::Position step;
   Pipeline::Position pieces;
-  Direct::Position direct;
 };
 
 /// A started collective.
@@ -93,7 +91,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Pieces pieces_;
   Offers offers_;
   Pipeline pipeline_;
-  Direct direct_;
   Messages messages_;
   std::deque<std::shared_ptr<Operation>> queue_;
   int exchanges_ = 0;

@@ -15,6 +15,8 @@ constexpr int64_t kWanted = 4;
 constexpr int64_t kLeast = 16 << 10;
 // Bytes of a call whose tensors are offered: the end of such a call costs a look at all ranks.
 constexpr int64_t kLeastOffer = 32 << 10;
+// Bytes of one read of another process's memory, at most.
+constexpr int64_t kRead = 512 << 10;
 
 }  // namespace
 
@@ -27,6 +29,7 @@ Pipeline::Pipeline(Segment& segment, Pieces& pieces, Offers& offers, const PeerM
       size_(segment.layout().ranks()),
       streams_(streams),
       writing_(segment, rank, streams),
+      exchanging_(streams, memory.readable()),
       given_(static_cast<std::size_t>(size_)),
       sources_(static_cast<std::size_t>(size_)) {}
 
@@ -52,7 +55,10 @@ void Pipeline::begin(const Blocks& blocks, Position& position) {
   position.begun = true;
   std::ranges::fill(given_, Given{});
   position.digest = blocks.digest();
+  position.way = exchanging_.begin(blocks, size_);
   position.offers = lies_in_heap(blocks);
+  if (position.offers) position.way.reset();
+  if (position.way == Writing::kDirect) position.offers = true;
 }
 
 // In place of all copies.
@@ -85,10 +91,14 @@ bool Pipeline::given(const Position& position, uint64_t piece, int peer) {
   if (given.known) return true;
   pieces_.check(peer, position.first, position.digest);
   given.known = true;
+  auto way = writing_.way(Writing::kCopied, position.first + piece, peer);
   if (offers_.made(peer, position.first)) {
     given.block = memory_.find(peer, offers_.block(peer));
     given.result = offers_.result(peer) == nullptr ? nullptr : memory_.find(peer, offers_.result(peer));
+    way = given.block == nullptr ? Writing::kDirect : Writing::kUnknown;
+    if (given.block == nullptr) given.remote = offers_.block(peer);
   }
+  if (position.way) exchanging_.compare(way);
   return true;
 }
 
@@ -110,7 +120,8 @@ bool Pipeline::copy_in(const Blocks& blocks, Position& position) {
     if (!pieces_.free(number)) return false;
     if (position.copied_in == 0) pieces_.begin(position.first, position.digest);
     if (position.offers) return offer(blocks, position), true;
-    write_piece(blocks, position, number);
+    const auto write = [&] { return write_piece(blocks, position, number), true; };
+    position.way ? exchanging_.copy(write) : write();
     pieces_.own().copied_in.store(number + 1, std::memory_order_release);
   }
   ++position.copied_in;
@@ -121,7 +132,7 @@ void Pipeline::write_piece(const Blocks& blocks, const Position& position, uint6
   auto* const slot = segment_.piece(rank_, number);
   const auto use = blocks.reduces() ? Writing::kCombined : Writing::kCopied;
   const auto piece = range(position, position.copied_in, blocks.parts() ? blocks.longest() : blocks.length(rank_));
-  writing_.begin(use, blocks.parts() ? size_ * piece.length() : piece.length());
+  writing_.begin(use, blocks.parts() ? size_ * piece.length() : piece.length(), position.way);
   if (blocks.parts()) {
     for (int peer = 0; peer < size_; ++peer) {
       const auto part = range(position, position.copied_in, blocks.length(peer));
@@ -177,6 +188,20 @@ bool Pipeline::combine(const Call& call, const Blocks& blocks, Position& positio
   return true;
 }
 
+// Reads a block of another process's memory up to an offset, or further; false if that process has ended.
+bool Pipeline::read(const Blocks& blocks, int peer, int64_t end) {
+  auto& theirs = given_[static_cast<std::size_t>(peer)];
+  const auto length = blocks.taken_length(peer);
+  for (; theirs.read < end; theirs.read += std::min(length - theirs.read, kRead)) {
+    const auto bytes = std::min(length - theirs.read, kRead);
+    const auto reading = memory_.read(peer, theirs.remote + theirs.read, blocks.taken(peer) + theirs.read, bytes,
+                                      offers_.withdrawn(peer), 0);
+    if (reading == Reading::GivenUp) Offers::given_up(peer);
+    if (reading == Reading::Ended) return false;
+  }
+  return true;
+}
+
 // Copies the data that `peer` has combined or copied in; false if it has not done so yet.
 bool Pipeline::copy_out(const Blocks& blocks, const Position& position, int peer) {
   const auto number = position.first + position.finished;
@@ -193,13 +218,15 @@ bool Pipeline::copy_out(const Blocks& blocks, const Position& position, int peer
   }
   const auto& theirs = given_[static_cast<std::size_t>(peer)];
   const auto part = result ? share(piece, peer) : Range{0, piece.length()};
+  if (theirs.remote != nullptr) return read(blocks, peer, piece.end);
   auto* const to = blocks.taken(peer) + piece.begin + part.begin;
   if (const auto* const offered = result ? theirs.result : theirs.block) {
     copy_bytes(to, offered + piece.begin + part.begin, part.length());
   } else {
     const auto* const slot = segment_.piece(peer, number) + (blocks.parts() ? rank_ * position.piece : part.begin);
-    writing_.read(result ? Writing::kResult : Writing::kCopied, number, peer, part.length(),
-                  [&] { copy_bytes(to, slot, part.length()); });
+    const auto copy = [&] { copy_bytes(to, slot, part.length()); };
+    const auto use = result ? Writing::kResult : Writing::kCopied;
+    position.way ? copy() : writing_.read(use, number, peer, part.length(), copy);
   }
   if (theirs.block != nullptr) offers_.check(peer);
   return true;
@@ -211,7 +238,8 @@ bool Pipeline::finish(const Blocks& blocks, Position& position) {
   if (blocks.takes(rank_) && !(blocks.reduces() && blocks.parts())) {
     for (; position.next < size_; ++position.next) {
       const int peer = (rank_ + position.next) % size_;
-      if (blocks.gives(peer) && !copy_out(blocks, position, peer)) return position.next != before;
+      const auto copy = [&] { return !blocks.gives(peer) || copy_out(blocks, position, peer); };
+      if (!(position.way ? exchanging_.copy(copy) : copy())) return position.next != before;
     }
   }
   position.next = 0;
@@ -233,6 +261,7 @@ bool Pipeline::advance(const Call& call, const Blocks& blocks, Position& positio
     if (!read_by_others(blocks, position)) return false;
     offers_.end();
   }
+  if (position.way) exchanging_.end();
   pieces_.end(position.first + position.pieces);
   return true;
 }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "backends/shm/blocks.h"
+#include "backends/shm/exchanging.h"
 #include "backends/shm/offers.h"
 #include "backends/shm/peer_memory.h"
 #include "backends/shm/pieces.h"
@@ -17,8 +18,9 @@ namespace mcr::shm {
 /// out the data that other ranks have combined or copied in. While one piece is copied in, the previous piece is
 /// combined, and so on.
 ///
-/// A rank whose tensor lies in its heap offers it, copies nothing in, and ends the call when the other ranks have read
-/// it. Each rank decides this for itself: the others see for each rank where its data is. One thread at a time.
+/// A rank may offer its tensor: then it copies nothing in, and ends the call when the other ranks have read it, either
+/// in its heap or, in an all_gather or all_to_all, with the system's help in any memory of its process. Each rank
+/// decides this for itself: the others see for each rank where its data is. One thread at a time.
 class Pipeline {
  public:
   /// The progress of a call.
@@ -30,7 +32,8 @@ class Pipeline {
     uint64_t copied_in = 0, combined = 0, finished = 0;  // pieces
     int next = 0;                                        // the rank to copy out next, counted from this one
     bool offers = false;
-    uint64_t digest = 0;  // of the call
+    std::optional<Writing::Way> way;  // in which this rank gives its data, if Exchanging has chosen it
+    uint64_t digest = 0;              // of the call
   };
 
   /// `streams`: pieces may be written past the caches (Writing); equal on all ranks, as it decides on their size.
@@ -46,11 +49,13 @@ class Pipeline {
     int64_t length() const { return end > begin ? end - begin : 0; }
   };
 
-  /// The data of a rank in its heap; null: it is in pieces.
+  /// Where a rank has its data: in its heap, elsewhere in its memory, or, if all are null, in pieces.
   struct Given {
     bool known = false;
     const std::byte* block = nullptr;   // to this rank
     const std::byte* result = nullptr;  // of its part of a reduction
+    const std::byte* remote = nullptr;  // like `block`, an address in its process
+    int64_t read = 0;                   // bytes of `remote`
   };
 
   void begin(const Blocks& blocks, Position& position);
@@ -64,6 +69,7 @@ class Pipeline {
   bool combine(const Call& call, const Blocks& blocks, Position& position);
   bool finish(const Blocks& blocks, Position& position);
   bool copy_out(const Blocks& blocks, const Position& position, int peer);
+  bool read(const Blocks& blocks, int peer, int64_t end);
 
   static Range range(const Position& position, uint64_t piece, int64_t length);
   Range share(const Range& piece, int rank) const;
@@ -77,6 +83,7 @@ class Pipeline {
   const int rank_, size_;
   const bool streams_;
   Writing writing_;
+  Exchanging exchanging_;
   std::vector<Given> given_;  // in the running call, by rank
   std::vector<const void*> sources_;
 };

@@ -32,12 +32,12 @@ void note(uint32_t& estimate, int64_t bytes, std::chrono::nanoseconds time) {
 Writing::Writing(Segment& segment, int rank, bool chooses)
     : segment_(segment), rank_(rank), size_(segment.layout().ranks()), chooses_(chooses) {}
 
-void Writing::begin(Use use, int64_t bytes) {
+void Writing::begin(Use use, int64_t bytes, std::optional<Way> given) {
   if (!chooses_) return;
-  way_ = kStreamed;
+  way_ = given.value_or(kStreamed);
   begun_.reset();
   bytes_ = 0;
-  if (bytes < kLeastCached) return;
+  if (given || bytes < kLeastCached) return;
   const auto turn = written_[use]++;
   if (turn % kMeasured == 0) choose(use);
   const bool tries = turn % (turn < kFirst ? kFirstTried : kTried) == 0;

@@ -20,16 +20,21 @@ class Writing {
  public:
   /// How the other ranks read a piece: they copy it, combine it with others, or copy a result of this rank.
   enum Use : uint8_t { kCopied, kCombined, kResult };
+  /// How a rank gives data. kDirect: it does not write it, the other ranks read it in the caller's memory.
+  enum Way : uint8_t { kCached, kStreamed, kDirect, kUnknown };
 
   /// Without `chooses`, all pieces are written through the caches, and nothing is measured.
   Writing(Segment& segment, int rank, bool chooses);
 
   /// Before the parts of a piece are written, which is so large on all ranks together; end() before it is published.
-  void begin(Use use, int64_t bytes);
+  /// `given`: in this way, without measuring.
+  void begin(Use use, int64_t bytes, std::optional<Way> given = std::nullopt);
   void write(std::byte* to, const std::byte* from, int64_t bytes);
   void end(Use use, uint64_t number);
   /// In place of these: the piece was written by other means, through the caches.
   void skip(Use use, uint64_t number);
+  /// How a rank has written a piece.
+  Way way(Use use, uint64_t number, int peer) const;
 
   /// Runs an action that reads so many bytes of a rank's piece.
   template <class Action>
@@ -44,7 +49,6 @@ class Writing {
 
  private:
   using Clock = std::chrono::steady_clock;
-  enum Way : uint8_t { kCached, kStreamed, kUnknown };
   static constexpr int kUses = 3, kWays = 2;
   static Way other(Way way) { return way == kCached ? kStreamed : kCached; }
 
@@ -57,7 +61,6 @@ class Writing {
   }
   Counts::Ways& ways(Use use, int rank) const;
   void mark(Use use, uint64_t number, Way way);
-  Way way(Use use, uint64_t number, int peer) const;
   Way common_way(Use use, uint64_t number) const;
   bool measures(Use use, Way way, int64_t bytes);
   void note_reading(Use use, Way way, int64_t bytes, Clock::duration time);
