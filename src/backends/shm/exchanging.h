@@ -3,33 +3,34 @@
 
 #include <array>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <vector>
 
 #include "backends/shm/blocks.h"
+#include "backends/shm/segment.h"
 #include "backends/shm/writing.h"
 
 namespace mcr::shm {
 
-/// How a rank gives its blocks in a large all_gather or all_to_all: in pieces, which it writes through the caches or
-/// past them, or not at all, while the other ranks read them directly in its tensor. Which is the fastest depends on
-/// the cores, on the size, and on what else the machine does. So each rank measures the time that it copies in a call,
-/// and makes its next calls in the way that took the least. Each rank decides for itself, as the others see where its
-/// blocks are; but it tries the ways in the same calls as the others, since only equal ways of all ranks can be
-/// compared. Results do not depend on it. One call at a time.
+/// How the ranks give their blocks in a large all_gather or all_to_all: in pieces, which they write through the caches
+/// or past them, or not at all, and the other ranks read them directly in the caller's memory. Which is the fastest
+/// depends on the cores, on the size, and on what the caches hold. So the group's first rank measures the time that it
+/// copies in a call, and chooses the way of later calls. It announces a way two calls before: no rank begins a call
+/// before the first rank has begun the one before it, so all ranks use the same way. One call at a time.
 class Exchanging {
  public:
   using Way = Writing::Way;
 
   /// `streams`: pieces may be written past the caches. `reads`: all ranks can read each other's memory. Both are equal
   /// on all ranks.
-  Exchanging(bool streams, bool reads);
+  Exchanging(Segment& segment, int rank, bool streams, bool reads);
 
-  /// Begins a call, and returns this rank's way; none if there is nothing to choose.
-  std::optional<Way> begin(const Blocks& blocks, int size);
-  /// Another rank gives its blocks in the running call in this way.
-  void compare(Way way) { alike_ = alike_ && way == way_; }
+  /// Begins a call, and returns its way; none if there is nothing to choose.
+  std::optional<Way> begin(const Blocks& blocks);
+  /// In the running call, the blocks of some rank were copied in another way, so that its time says nothing.
+  void discard() { counts_ = false; }
   /// Runs an action that copies data of the running call, and returns whether there was some.
   template <class Action>
   bool copy(const Action& action) {
@@ -46,35 +47,49 @@ class Exchanging {
  private:
   using Clock = std::chrono::steady_clock;
   static constexpr int kWays = 3;
-  static constexpr int kClasses = 8;  // of sizes
 
-  /// What the last calls in one way cost, in ns per 64 KiB of a block.
-  struct Costs {
-    std::array<uint32_t, 5> last{};
-    uint32_t count = 0;
-    uint32_t median = 0;  // 0 if not known
+  /// The time of calls in one way, in ns per 64 KiB of a block: the third least of the last eight, since some calls
+  /// find cold caches or lose their core.
+  class Cost {
+   public:
+    void add(uint32_t time);
+    void forget() { count_ = 0; }
+    uint32_t value() const { return value_; }  // 0 if not known
 
-    void add(uint32_t cost);
+   private:
+    std::array<uint32_t, 8> last_{};
+    std::size_t count_ = 0;
+    uint32_t value_ = 0;
   };
   /// The calls of one kind and class of sizes.
   struct Kind {
     uint64_t calls = 0;
+    Way first = Writing::kDirect;
+    // Of the group's first rank:
     Way best = Writing::kDirect;
-    std::array<Costs, kWays> costs;  // by way
+    uint64_t trials = 0;
+    bool trying = true;
+    std::array<Cost, kWays> costs;  // by way
   };
 
   Kind& kind(const Blocks& blocks);
-  Way next(Kind& kind) const;
-  void choose(Kind& kind) const;
+  Counter& announced(const Kind& kind) const;
+  Way way(const Kind& kind) const;
+  void choose(Kind& kind);
+  void announce(Kind& kind, Way way);
+  std::optional<Way> next_trial(Kind& kind) const;
+  Way cheapest(const Kind& kind) const;
 
+  Segment& segment_;
+  const int rank_, size_;
   std::vector<Way> ways_;  // to choose from
-  std::array<std::array<Kind, kClasses>, 2> kinds_;
+  std::array<Kind, kExchanges> kinds_;
 
   // Of the running call.
   Kind* running_ = nullptr;
   Way way_ = Writing::kDirect;
   int64_t bytes_ = 0;  // of a block
-  bool alike_ = true;
+  bool counts_ = true;
   std::chrono::nanoseconds copying_{};
 };
 

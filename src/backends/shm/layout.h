@@ -31,6 +31,7 @@ struct alignas(kLine) Slot {
 
 inline constexpr uint64_t kMostPieceSlots = 32;  // of large collectives, per rank
 inline constexpr uint64_t kMostAhead = 16;       // pieces that a rank may be ahead of another one
+inline constexpr std::size_t kExchanges = 16;    // kinds of calls for which Exchanging chooses
 
 /// How many pieces of large collectives a rank has processed since the group was made, by phase.
 struct Counts {
@@ -46,6 +47,7 @@ struct Counts {
   Ways result_ways;  // stored before `combined`; like `ways`, of what the rank has combined
   alignas(kLine) Counter finished;
   alignas(kLine) std::atomic<uint32_t> reads[3][2];  // the times of this rank's reads, by use and way (Writing)
+  alignas(kLine) Counter exchanges[kExchanges];      // of the group's first rank: the ways of calls (Exchanging)
 };
 
 /// The futex on which a rank sleeps.

@@ -29,7 +29,7 @@ Pipeline::Pipeline(Segment& segment, Pieces& pieces, Offers& offers, const PeerM
       size_(segment.layout().ranks()),
       streams_(streams),
       writing_(segment, rank, streams),
-      exchanging_(streams, memory.readable()),
+      exchanging_(segment, rank, streams, memory.readable()),
       given_(static_cast<std::size_t>(size_)),
       sources_(static_cast<std::size_t>(size_)) {}
 
@@ -55,7 +55,7 @@ void Pipeline::begin(const Blocks& blocks, Position& position) {
   position.begun = true;
   std::ranges::fill(given_, Given{});
   position.digest = blocks.digest();
-  position.way = exchanging_.begin(blocks, size_);
+  position.way = exchanging_.begin(blocks);
   position.offers = lies_in_heap(blocks);
   if (position.offers) position.way.reset();
   if (position.way == Writing::kDirect) position.offers = true;
@@ -91,14 +91,12 @@ bool Pipeline::given(const Position& position, uint64_t piece, int peer) {
   if (given.known) return true;
   pieces_.check(peer, position.first, position.digest);
   given.known = true;
-  auto way = writing_.way(Writing::kCopied, position.first + piece, peer);
   if (offers_.made(peer, position.first)) {
     given.block = memory_.find(peer, offers_.block(peer));
     given.result = offers_.result(peer) == nullptr ? nullptr : memory_.find(peer, offers_.result(peer));
-    way = given.block == nullptr ? Writing::kDirect : Writing::kUnknown;
     if (given.block == nullptr) given.remote = offers_.block(peer);
+    if (given.block != nullptr && position.way) exchanging_.discard();
   }
-  if (position.way) exchanging_.compare(way);
   return true;
 }
 

@@ -33,8 +33,6 @@ class Writing {
   void end(Use use, uint64_t number);
   /// In place of these: the piece was written by other means, through the caches.
   void skip(Use use, uint64_t number);
-  /// How a rank has written a piece.
-  Way way(Use use, uint64_t number, int peer) const;
 
   /// Runs an action that reads so many bytes of a rank's piece.
   template <class Action>
@@ -61,6 +59,7 @@ class Writing {
   }
   Counts::Ways& ways(Use use, int rank) const;
   void mark(Use use, uint64_t number, Way way);
+  Way way(Use use, uint64_t number, int peer) const;
   Way common_way(Use use, uint64_t number) const;
   bool measures(Use use, Way way, int64_t bytes);
   void note_reading(Use use, Way way, int64_t bytes, Clock::duration time);
