@@ -225,12 +225,11 @@ namespace {
 class LateStore final : public Store {
  public:
   explicit LateStore(MemoryStore& store) : store_(store) {}
-  void set(const std::string& key, const std::string& value) override { store_.set(key, value); }
-  std::string get(const std::string& key) override {
-    auto value = store_.get(key);
-    if (key == "connected/2") store_.get("mapped/1");
-    return value;
+  void set(const std::string& key, const std::string& value) override {
+    store_.set(key, value);
+    if (key == "connected") store_.get("mapped/1");
   }
+  std::string get(const std::string& key) override { return store_.get(key); }
 
  private:
   MemoryStore& store_;

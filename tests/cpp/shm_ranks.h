@@ -59,13 +59,16 @@ class MemoryStore : public Store {
   }
   std::string get(const std::string& key) override {
     std::unique_lock lock(mutex_);
+    ++reads_;
     if (!changed_.wait_for(lock, 60s, [&] { return values_.contains(key); })) {
       throw Error(ErrorCode::Timeout, "store: " + key);
     }
     return values_[key];
   }
+  int reads() const { return reads_; }
 
  private:
+  int reads_ = 0;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<std::string, std::string> values_;

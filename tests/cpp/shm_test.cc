@@ -34,7 +34,7 @@ TEST(streamed_copies) {
 
 // The readers' times are set here; a rank's own times of writing are real, and far from these.
 TEST(pieces_are_written_in_the_way_that_the_slowest_reader_reads_fastest) {
-  const shm::Layout layout(3, 64 << 20, true);
+  const shm::Layout layout({.ranks = 3, .most = 64 << 20, .streams = true});
   const auto file = Memory::make(layout.bytes(), "MCR_DL_SHM_BYTES");
   shm::Segment segment(layout, Memory::map(file, layout.bytes(), "MCR_DL_SHM_BYTES"));
   shm::Writing writing(segment, 0, true);
@@ -73,7 +73,7 @@ TEST(large_exchanges_are_made_in_the_way_that_copies_fastest) {
   Numbers in(kCount), out(2 * kCount);
   const auto call = call_of(Op::all_gather, &in, &out);
   const shm::Blocks blocks(call, 0, 2);
-  const shm::Layout layout(2, 64 << 20, true);
+  const shm::Layout layout({.ranks = 2, .most = 64 << 20, .streams = true});
   const auto file = Memory::make(layout.bytes(), "MCR_DL_SHM_BYTES");
   shm::Segment segment(layout, Memory::map(file, layout.bytes(), "MCR_DL_SHM_BYTES"));
   std::map<Way, std::chrono::microseconds> times = {{Way::kCached, 30us}, {Way::kStreamed, 20us}, {Way::kDirect, 10us}};
@@ -135,7 +135,7 @@ TEST(large_blocks_are_read_directly_or_in_pieces) {
 
 // So many calls that each way is tried.
 TEST(large_exchanges_give_the_same_result_in_each_way) {
-  for (const int size : {2, 3}) {
+  for (const int size : {2, 4, 5}) {  // 5: without streaming
     together(size, [&](shm::Engine& engine, int rank) {
       for (int call = 0; call < 32; ++call) every_collective(engine, rank, size, 1 << 16, call % 2 == 0);
     });
@@ -185,11 +185,27 @@ TEST(memory_that_is_not_there_is_not_read) {
   CHECK(!shm::read_memory(1 << 22, to.data(), to.data(), 8));  // above the largest process number
 }
 
+TEST(ranks_read_little_in_the_store_to_meet) {
+  constexpr int kRanks = 8, kSteps = 6;
+  MemoryStore store;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    threads.emplace_back([&, rank] {
+      auto spec = ranks::spec(kRanks, rank);
+      spec.store = &store;
+      const auto meeting = shm::meet(spec, [] { return 64 << 20; });
+      CHECK(meeting.segment->layout().ranks() == kRanks);
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  CHECK(store.reads() <= kSteps * 2 * kRanks);  // not the square of the number of ranks
+}
+
 TEST(collectives_in_little_memory) {
-  shm::Layout least(3, 1 << 20, true);
+  const shm::Layout least({.ranks = 3, .most = 1 << 20, .streams = true, .shares_cores = true});
   CHECK(least.bytes() <= 1 << 20);
   together(3, [&](shm::Engine& engine, int rank) { every_collective(engine, rank, 3, 70'001, true); }, 300'000);
-  const auto refused = ranks::failure([] { shm::Layout(4, 1000, false); });
+  const auto refused = ranks::failure([] { shm::Layout({.ranks = 4, .most = 1000}); });
   CHECK(refused.code == ErrorCode::InvalidArgument);
   CHECK(check::has(refused.text, "MCR_DL_SHM_BYTES", "4 ranks", "got 1000"));
 }

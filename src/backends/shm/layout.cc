@@ -14,6 +14,9 @@ namespace {
 // Pieces that fit into the second-level cache with those of a peer; larger ones gain nothing.
 constexpr int64_t kPiece = 64 << 10;
 constexpr uint64_t kFewPieces = 4;
+constexpr uint64_t kFewSteps = 8;
+// With more ranks than cores, a root that does not wait for others gets so far ahead before it yields its core.
+constexpr uint64_t kManySteps = 64;
 // Where more slots are faster, as long as those of all ranks take no more memory than this.
 constexpr int64_t kManyBytes = 16 << 20;
 constexpr int64_t kRing = 128 << 10;
@@ -22,14 +25,19 @@ constexpr int64_t kLeastRing = 4 << 10;
 
 }  // namespace
 
-Layout::Layout(int ranks, int64_t most, bool many_slots)
-    : ranks_(ranks), piece_slots_(many_slots ? kMostPieceSlots : kFewPieces) {
+Layout::Layout(const Facts& facts)
+    : ranks_(facts.ranks),
+      step_slots_(facts.shares_cores ? kManySteps : kFewSteps),
+      piece_slots_(facts.streams ? kMostPieceSlots : kFewPieces) {
+  const int ranks = facts.ranks;
+  const auto most = facts.most;
   // Each rank's share of a piece must not become tiny.
   const auto least = std::max(kLeastPiece, round_up(ranks * kLine, 4096));
   auto piece = std::max(kPiece, least);
   auto ring = kRing;
   const auto large = [&] { return bytes_ > most || ranks * static_cast<int64_t>(piece_slots_) * piece > kManyBytes; };
   for (fit(piece, ring); piece_slots_ > kFewPieces && large(); fit(piece, ring)) piece_slots_ /= 2;
+  for (; bytes_ > most && step_slots_ > kFewSteps; fit(piece, ring)) step_slots_ /= 2;
   for (; bytes_ > most && (ring > kLeastRing || piece > least); fit(piece, ring)) {
     ring = std::max(ring / 2, kLeastRing);
     if (ring == kLeastRing) piece = std::max(round_down(piece / 2, 4096), least);
@@ -46,7 +54,7 @@ void Layout::fit(int64_t piece, int64_t ring) {
   per_ring_ = static_cast<int64_t>(sizeof(Ring)) + ring;
   counters_ = bell_at(ranks_);
   ranks_at_ = round_up(counters_at(ranks_), page);
-  offers_ = kSlots * static_cast<int64_t>(sizeof(Slot));
+  offers_ = static_cast<int64_t>(step_slots_ * sizeof(Slot));
   pieces_ = round_up(offers_ + kLine + ranks_ * static_cast<int64_t>(sizeof(void*)), page);
   rings_ = pieces_ + static_cast<int64_t>(piece_slots_) * piece;
   per_rank_ = round_up(rings_ + (ranks_ > 1 ? ranks_ * per_ring_ : 0), page);

@@ -69,15 +69,21 @@ struct Ring {
   Counter delivered;               // bytes of eager messages that receives have taken
 };
 
-/// Offsets and sizes, computed from the number of ranks and the bound on the memory; equal on all ranks.
+/// Offsets and sizes, computed from facts that are equal on all ranks.
 class Layout {
  public:
-  static constexpr int kSlots = 8;  // of small collectives, per rank
+  struct Facts {
+    int ranks;
+    int64_t most;               // bytes
+    bool streams = false;       // pieces may be written past the caches (Writing)
+    bool shares_cores = false;  // there are more ranks than cores
+  };
 
-  /// Throws Error if `most` bytes do not suffice for this many ranks. `many_slots`: of pieces.
-  Layout(int ranks, int64_t most, bool many_slots);
+  /// Throws Error if `most` bytes do not suffice for this many ranks.
+  explicit Layout(const Facts& facts);
 
   int ranks() const { return ranks_; }
+  uint64_t step_slots() const { return step_slots_; }  // of small collectives, per rank; a power of two
   int64_t bytes() const { return bytes_; }
   int64_t piece() const { return piece_; }               // bytes of a slot of large collectives
   uint64_t piece_slots() const { return piece_slots_; }  // per rank
@@ -92,7 +98,7 @@ class Layout {
   int64_t rank_at(int rank) const { return ranks_at_ + rank * per_rank_; }
   int64_t per_rank() const { return per_rank_; }
   int64_t slot_at(int rank, uint64_t step) const {
-    return rank_at(rank) + static_cast<int64_t>(step % kSlots * sizeof(Slot));
+    return rank_at(rank) + static_cast<int64_t>((step & (step_slots_ - 1)) * sizeof(Slot));
   }
   int64_t offer_at(int rank) const { return rank_at(rank) + offers_; }
   int64_t piece_at(int rank, uint64_t number) const {
@@ -104,7 +110,7 @@ class Layout {
   void fit(int64_t piece, int64_t ring);
 
   int ranks_;
-  uint64_t piece_slots_;
+  uint64_t step_slots_, piece_slots_;
   int64_t piece_ = 0, ring_ = 0, per_ring_ = 0;
   int64_t counters_ = 0, ranks_at_ = 0, per_rank_ = 0, offers_ = 0, pieces_ = 0, rings_ = 0, bytes_ = 0;
 };

@@ -30,6 +30,7 @@ namespace {
 constexpr std::size_t kTokenBytes = 32;
 constexpr std::size_t kRankBytes = 8;
 constexpr std::string_view kFine = "fine";  // no error
+constexpr char kEnd = '\x1e';               // of a rank's text
 
 std::string random_text() {
   std::random_device device;
@@ -172,6 +173,24 @@ class Rendezvous {
     throw Error(ErrorCode::InvalidArgument, "shm: expected a store where the ranks of the group meet, got none");
   }
 
+  /// The texts of all ranks. The first rank collects them and publishes them as one value, so the store is asked twice
+  /// per rank.
+  std::vector<std::string> gather(const std::string& step, const std::string& own) {
+    if (spec_.size() == 1) return {own};
+    std::string all = own;
+    if (spec_.rank == 0) {
+      for (int rank = 1; rank < spec_.size(); ++rank) all += kEnd + store().get(step + "/" + std::to_string(rank));
+      store().set(step, all);
+    } else {
+      store().set(step + "/" + std::to_string(spec_.rank), own);
+      all = store().get(step);
+    }
+    std::vector<std::string> texts;
+    std::istringstream in(all);
+    for (std::string text; std::getline(in, text, kEnd);) texts.push_back(text);
+    return texts;
+  }
+
   /// Runs a step on all ranks. If it fails on some, all ranks throw the error of the first of them.
   void agree(const std::string& step, const std::function<void()>& body) {
     std::string answer(kFine);
@@ -180,25 +199,16 @@ class Rendezvous {
     } catch (const Error& error) {
       answer = std::to_string(static_cast<int>(error.code())) + ' ' + error.what();
     }
-    if (spec_.size() > 1) store().set(step + "/" + std::to_string(spec_.rank), answer);
-    for (int rank = 0; rank < spec_.size(); ++rank) {
-      if (spec_.size() > 1) answer = store().get(step + "/" + std::to_string(rank));
-      if (answer == kFine) continue;
-      const auto space = answer.find(' ');
-      throw Error(static_cast<ErrorCode>(std::stoi(answer.substr(0, space))),
-                  answer.substr(space + 1) + " (rank " + std::to_string(rank) + " of the group)");
-    }
+    const auto answers = gather(step, answer);
+    const auto failed = std::ranges::find_if(answers, [](const auto& one) { return one != kFine; });
+    if (failed == answers.end()) return;
+    const auto space = failed->find(' ');
+    throw Error(static_cast<ErrorCode>(std::stoi(failed->substr(0, space))),
+                failed->substr(space + 1) + " (rank " + std::to_string(failed - answers.begin()) + " of the group)");
   }
 
   void exchange_cards() {
-    if (spec_.size() == 1) {
-      cards_ = {own_};
-      return;
-    }
-    store().set("card/" + std::to_string(spec_.rank), own_.text());
-    for (int rank = 0; rank < spec_.size(); ++rank) {
-      cards_.push_back(Card::parse(store().get("card/" + std::to_string(rank))));
-    }
+    for (const auto& text : gather("card", own_.text())) cards_.push_back(Card::parse(text));
   }
 
   // All ranks read the same cards, so all of them throw or none does.
@@ -245,7 +255,8 @@ class Rendezvous {
   }
 
   std::unique_ptr<Segment> share_memory(std::vector<Peers::Peer>& peers) const {
-    const Layout layout(spec_.size(), cards_.front().most, cards_.front().streams);
+    const auto& first = cards_.front();
+    const Layout layout({spec_.size(), first.most, first.streams, cores() < spec_.size()});
     File file;
     if (spec_.rank == 0) {
       std::unique_ptr<Error> problem;
@@ -305,17 +316,14 @@ class Rendezvous {
   };
 
   /// The reach that all ranks have. The token of each stays at its address until all have answered.
-  Reach agreed_reach(const Meeting& meeting) const {
+  Reach agreed_reach(const Meeting& meeting) {
     Reach reach{true, !meeting.heaps.empty()};
     for (std::size_t rank = 0; rank < cards_.size(); ++rank) {
       const bool own = static_cast<int>(rank) == spec_.rank;
       reach.readable = reach.readable && (own || can_read(meeting.processes[rank], cards_[rank]));
     }
-    if (spec_.size() == 1) return reach;
     const auto word = [](bool yes) { return yes ? "yes" : "no"; };
-    store().set("reach/" + std::to_string(spec_.rank), std::string(word(reach.readable)) + ' ' + word(reach.mapped));
-    for (int rank = 0; rank < spec_.size(); ++rank) {
-      const auto text = store().get("reach/" + std::to_string(rank));
+    for (const auto& text : gather("reach", std::string(word(reach.readable)) + ' ' + word(reach.mapped))) {
       reach.readable = reach.readable && text.starts_with("yes");
       reach.mapped = reach.mapped && text.ends_with("yes");
     }

@@ -40,16 +40,17 @@ bool Steps::reached(int rank, uint64_t steps) {
 // For a step some time ago: later ones have probably been reached too, and one look at a rank's slots then serves
 // several steps.
 bool Steps::reached_before(int rank, uint64_t steps) {
-  constexpr uint64_t kAhead = Layout::kSlots / 2;
+  const auto ahead = segment_.layout().step_slots() / 2;
   if (reached_[static_cast<std::size_t>(rank)] >= steps) return true;
-  return reached(rank, steps + kAhead) || reached(rank, steps);
+  return reached(rank, steps + ahead) || reached(rank, steps);
 }
 
 // All ranks have finished the step that used the slot before.
 bool Steps::writable() {
-  if (step_ < Layout::kSlots) return true;
+  const auto slots = segment_.layout().step_slots();
+  if (step_ < slots) return true;
   for (int peer = 0; peer < size_; ++peer) {
-    if (peer != rank_ && !reached_before(peer, step_ + 2 - Layout::kSlots)) return false;
+    if (peer != rank_ && !reached_before(peer, step_ + 2 - slots)) return false;
   }
   return true;
 }

@@ -11,7 +11,7 @@ namespace mcr::shm {
 
 /// Small collectives. A collective is a step: each rank writes its data and the number of the step into its own slot,
 /// and reads the slots of the other ranks. With the number goes a digest of the call, in the highest 16 bits: ranks
-/// that have made different calls raise an error. A slot is reused kSlots steps later; a rank that has reached step n
+/// that have made different calls raise an error. A slot is reused some steps later; a rank that has reached step n
 /// has finished step n - 1. One thread at a time.
 class Steps {
  public:
