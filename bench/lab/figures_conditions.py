@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import mcr_dl as dist
+from mcr_dl.groups import state
 from mcr_dl.trace import _files
 
 # Variables that select the NICs and transports of the libraries, and mcr_dl's choices.
@@ -39,5 +40,5 @@ def conditions() -> dict[str, Any]:
             for name, value in sorted(os.environ.items())
             if name.startswith(_PREFIXES)
         },
-        "provenance": _files.provenance(),
+        "provenance": _files.provenance(state.current().job),
     }

@@ -25,7 +25,7 @@ VARIABLES = (
     Variable(
         "MCR_DL_BACKENDS",
         "the backends of a program that names none, or names `mcr`: `mpi,gloo`, or, quoted for the shell, "
-        "`'mpi,gloo,stripe(gloo,mpi)'`; default `auto`: those of `mpi`, `nccl`, `gloo` and `shm` that all ranks can "
+        "`'mpi,gloo,stripe(gloo,mpi)'`; default `auto`: those of `nccl`, `mpi`, `gloo` and `shm` that all ranks can "
         "use",
         "integrations.md#which-backends-start",
     ),

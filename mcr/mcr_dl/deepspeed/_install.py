@@ -19,7 +19,7 @@ def install(backends: str | Iterable[str] | None = None) -> None:
 
     Args:
         backends: the backends to use, as for ``init_process_group``, if that has not run yet; by default those in
-            ``MCR_DL_BACKENDS``, else mpi, nccl, gloo and shm where all ranks can use them.
+            ``MCR_DL_BACKENDS``, else nccl, mpi, gloo and shm where all ranks can use them.
 
     Raises:
         BackendUnavailableError: DeepSpeed is missing, or its version lacks the class that this hooks.

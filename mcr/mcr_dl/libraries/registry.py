@@ -19,8 +19,8 @@ ENTRY_POINTS = "mcr_dl.backends"
 VARIABLE = "MCR_DL_BACKENDS"
 # The descriptors of the backends that are more than a module, in order of preference.
 DESCRIBED: tuple[Library, ...] = (
+    nccl.LIBRARY,  # before a CUDA-aware MPI
     mpi.LIBRARY,
-    nccl.LIBRARY,
     c10d.GLOO,
     shm.LIBRARY,
     mpi.MPICH,
