@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import mcr_dl as dist
-from mcr_dl.groups import state
+from mcr_dl.runtime import state
 from mcr_dl.trace import _files
 
 # Variables that select the NICs and transports of the libraries, and mcr_dl's choices.
