@@ -7,10 +7,11 @@ operation is then a pattern too, so computing the result of a large reduction co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import reduce as fold
+from collections.abc import Sequence
 
 import torch
+
+from mcr_dl.base import reductions
 
 PERIOD = 1021  # a prime, so that no two blocks of a message begin at one offset of the pattern
 
@@ -30,18 +31,6 @@ _COMPARABLE = {
     **dict.fromkeys(_SHORT, torch.int8),  # no zero here has a sign
 }
 _TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 1.6e-2, torch.float64: 1e-7, torch.complex128: 1e-7}
-
-
-_REDUCTIONS: dict[str, Callable[[Sequence[torch.Tensor]], torch.Tensor]] = {
-    "SUM": lambda parts: fold(torch.add, parts),
-    "AVG": lambda parts: fold(torch.add, parts),  # and a division
-    "PRODUCT": lambda parts: fold(torch.mul, parts),
-    "MIN": lambda parts: fold(torch.minimum, parts),
-    "MAX": lambda parts: fold(torch.maximum, parts),
-    "BAND": lambda parts: fold(torch.bitwise_and, parts),
-    "BOR": lambda parts: fold(torch.bitwise_or, parts),
-    "BXOR": lambda parts: fold(torch.bitwise_xor, parts),
-}
 
 
 def _integers(low: int, high: int, generator: torch.Generator) -> torch.Tensor:
@@ -91,7 +80,7 @@ def reduced(dtype: torch.dtype, red: str, ranks: int, salt: int, last: int | Non
 
 def combined(red: str, parts: Sequence[torch.Tensor], ranks: int) -> torch.Tensor:
     """The parts combined, in rank order and in their own type; AVG divides by `ranks`."""
-    result = _REDUCTIONS[red](parts)
+    result = reductions.combined(red, parts)
     if red != "AVG":
         return result
     return torch.div(result, ranks, rounding_mode="trunc") if result.dtype == torch.int64 else result / ranks

@@ -9,10 +9,11 @@ exactly too).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import reduce as fold
+from collections.abc import Sequence
 
 import torch
+
+from mcr_dl.base import reductions
 
 __all__ = ["assert_same", "expected", "thinned", "values"]
 
@@ -73,22 +74,10 @@ def wide(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.float64 if tensor.dtype.is_floating_point else torch.int64)
 
 
-_REDUCTIONS: dict[str, Callable[[list[torch.Tensor]], torch.Tensor]] = {
-    "SUM": lambda parts: fold(torch.add, parts),
-    "AVG": lambda parts: fold(torch.add, parts),  # and a division
-    "PRODUCT": lambda parts: fold(torch.mul, parts),
-    "MIN": lambda parts: fold(torch.minimum, parts),
-    "MAX": lambda parts: fold(torch.maximum, parts),
-    "BAND": lambda parts: fold(torch.bitwise_and, parts),
-    "BOR": lambda parts: fold(torch.bitwise_or, parts),
-    "BXOR": lambda parts: fold(torch.bitwise_xor, parts),
-}
-
-
 def reduced(inputs: Sequence[torch.Tensor], red: str, last: int | None = None) -> torch.Tensor:
     """The inputs of all ranks, or of ranks 0 to `last`, combined element by element. On bool a sum is "any" and a
     product is "all", as in torch. AVG divides by the number of all ranks."""
-    result = _REDUCTIONS[red]([wide(tensor) for tensor in inputs[: None if last is None else last + 1]])
+    result = reductions.combined(red, [wide(tensor) for tensor in inputs[: None if last is None else last + 1]])
     if red == "AVG" and result.dtype == torch.int64:
         result = torch.div(result, len(inputs), rounding_mode="trunc")
     elif red == "AVG":
