@@ -25,13 +25,14 @@ from pathlib import Path
 
 import auto_rank
 import script
-from auto_rank import SIZES, Times
+from auto_rank import SIZES
 from auto_report import draw, markdown
 from mcr_dl import _C
 
 TUNED = "`mcr-tune --quick`, then `python bench/auto.py` (table `{table}`)"
 FIRST_START = "`python bench/auto.py --first-start`: `auto` measures in its own first three seconds, in each pass again"
 PEERS = ("auto", "mpi4py", "gloo")  # torch.distributed's gloo
+Points = dict[str, dict[str, dict[str, float]]]  # operation -> bytes, as text -> candidate -> µs
 
 
 @contextmanager
@@ -47,7 +48,7 @@ def empty_cache() -> Iterator[None]:
 
 def peer_pass(sizes: list[int], table: str | None, shuffle: random.Random) -> dict[str, dict[str, float]]:
     """all_reduce in each way alone, in random order: bytes -> way -> µs."""
-    mpiexec, peer = Path(sys.prefix) / "bin" / "mpiexec", str(Path(__file__).with_name("auto_peer_rank.py"))
+    mpiexec, peer = str(Path(sys.prefix) / "bin" / "mpiexec"), str(Path(__file__).with_name("auto_peer_rank.py"))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MCR_DL_MPI_LIB": "mpich"}
     result: dict[str, dict[str, float]] = {}
     for who in shuffle.sample(PEERS, len(PEERS)):
@@ -62,13 +63,13 @@ def peer_pass(sizes: list[int], table: str | None, shuffle: random.Random) -> di
     return result
 
 
-def ratios(passes: list[Times]) -> dict[str, dict[str, dict[str, float]]]:
+def ratios(passes: list[Points]) -> Points:
     """By operation and bytes: median times over the passes, and the speed of `auto` over the best candidate's.
 
     The best candidate is the one with the least median time. (The least time of each pass would be too low: of equal
     candidates, it is that of the one with the luckiest disturbances.)
     """
-    result: dict[str, dict[str, dict[str, float]]] = {}
+    result: Points = {}
     for operation, sizes in passes[0].items():
         for nbytes in sizes:
             points = [each[operation][nbytes] for each in passes]

@@ -39,6 +39,7 @@ def measure_all(operations: list[str], sizes: list[int], table: str | None, budg
     """One pass on each rank."""
     mcr_dl.init_process_group("auto", tuning_table=table)
     group = _C.world()
+    assert group is not None
     control = TorchControl()
     bind()
     times: Times = {}

@@ -86,14 +86,14 @@ def overheads(model: list[tuple[int, int]]) -> dict[str, Any]:
     sizes = sorted({nbytes for nbytes, _ in model} | {each for each in PARTITIONS if each})
     costly = Transfer(tuple((size, SCALE * size + PER_OPERATION) for size in (*sizes, 1 << 20)), ((1 << 20, LATENCY),))
     free = Transfer(((1, SCALE),))
-    grid = []
+    grid: list[tuple[int | None, int | None, float]] = []
     for partition in PARTITIONS:
         for multiple in CREDITS:
             credit = None if multiple is None or partition is None else multiple * partition
             if partition is None and multiple is not None:
                 continue
             end = simulate(layers, costly, partition=partition, credit=credit).end / SCALE
-            grid.append([partition, credit, end])
+            grid.append((partition, credit, end))
     lowest = min(grid, key=lambda row: row[2])
     return {
         "layers": [list(layer) for layer in model],

@@ -56,7 +56,7 @@ def delayed(model: nn.Module) -> None:
             time.sleep(LONG_DELAY)
 
     for value in model.parameters():
-        value.register_hook(wait)
+        value.register_hook(wait)  # type: ignore[no-untyped-call]
 
 
 def error(model: nn.Module, reference: nn.Module) -> float:
@@ -80,11 +80,11 @@ def life(number: int, steps: int, advance: partial[None]) -> tuple[float, int]:
     scheduler = mcr_dl.schedule.ByteScheduler(model, optimizers[0], tuning="bayesian", backend=backend)
     worst = 0.0
     for step in range(steps):
-        loss(scheduler, number * LIFE + step, mcr_dl.get_rank()).backward()
+        loss(scheduler, number * LIFE + step, mcr_dl.get_rank()).backward()  # type: ignore[no-untyped-call]
         optimizers[0].step()
         optimizers[0].zero_grad()
         for rank in ranks:
-            (loss(reference, number * LIFE + step, rank) / len(ranks)).backward()
+            (loss(reference, number * LIFE + step, rank) / len(ranks)).backward()  # type: ignore[no-untyped-call]
         optimizers[1].step()
         optimizers[1].zero_grad()
         if step % CHECK == CHECK - 1:

@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,11 @@ def zero_engine(stage: int, width: int) -> Any:
     return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config(stage))[0]
 
 
+def zero_case(stage: int, width: int) -> tuple[Any, int]:
+    """An engine under a stage of ZeRO, and the width of its input."""
+    return zero_engine(stage, width), width
+
+
 def moe_engine() -> Any:
     """The experts divided over the ranks, the rest under ZeRO 1."""
     from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer as split
@@ -78,7 +84,7 @@ def cases() -> dict[str, Callable[[], tuple[Any, int]]]:
     found: dict[str, Callable[[], tuple[Any, int]]] = {}
     for name, width in WIDTHS.items():
         for stage in (1, 2, 3):
-            found[f"ZeRO {stage}, {name}"] = lambda stage=stage, width=width: (zero_engine(stage, width), width)
+            found[f"ZeRO {stage}, {name}"] = partial(zero_case, stage, width)
     found["MoE, ZeRO 1"] = lambda: (moe_engine(), MOE_WIDTH)
     return found
 

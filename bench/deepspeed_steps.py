@@ -72,7 +72,8 @@ class Ranks:
     def step_time(self, case: str, steps: int) -> float:
         """Median milliseconds of a step."""
         self.order(case, steps)
-        return statistics.median(self.read(f"times-{self.orders - 1}"))
+        times: list[float] = self.read(f"times-{self.orders - 1}")
+        return statistics.median(times)
 
     def end(self) -> dict[str, float]:
         """End the ranks; by case, a loss on their last weights."""

@@ -102,6 +102,11 @@ def _choices(options: dict[str, dict[str, int]]) -> dict[str, Any]:
     return groups
 
 
+def _flushes(fuse: _C.Pass) -> int:
+    assert isinstance(fuse, _C.FusePass), fuse.name
+    return fuse.statistics()["flushes"]
+
+
 def measure_all(
     options: dict[str, dict[str, int]], points: list[tuple[int, int]], budget: float, models: bool, output: str
 ) -> None:
@@ -120,7 +125,7 @@ def measure_all(
         if mcr_dl.get_rank() == 0:
             print(f"{backend}: done", flush=True)
     chains = {name: _C.passes(handles.core_group(group)) for name, group in groups.items()}
-    found["flushes"] = {name: chain[0].statistics()["flushes"] for name, chain in chains.items() if chain}
+    found["flushes"] = {name: _flushes(chain[0]) for name, chain in chains.items() if chain}
     if mcr_dl.get_rank() == 0:
         Path(output).write_text(json.dumps(found))
     mcr_dl.finalize()

@@ -7,7 +7,6 @@ nanoseconds even where other programs use the machine.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import tempfile
 
@@ -25,11 +24,7 @@ def measure(rounds: int, calls: int) -> dict[str, dict[str, float]]:
     """The least ns per call, by operation and way."""
     mcr_dl.init_process_group(["mpi"], store=mcr_dl.HashStore(), rank=0, world_size=1)
     with tempfile.TemporaryDirectory() as folder:
-        loop = ctypes.CDLL(overhead.compile_loop(folder))
-    loop.mcr_loop.restype = ctypes.c_double
-    loop.mcr_loop.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
-    loop.mcr_loop_start()
-    pair = overhead.Pair(loop)
+        pair = overhead.pair_of(overhead.compile_loop(folder))
     ways = {op: pair.ways(op, NBYTES) for op in (*overhead.OPS, overhead.ASYNC)}
     least = {op: dict.fromkeys(of_op, float("inf")) for op, of_op in ways.items()}
     for _ in range(rounds):

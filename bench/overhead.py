@@ -231,19 +231,26 @@ def machine_text() -> str:
     return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
 
 
-def start(library: str) -> Pair:
-    """The runtime of one rank, and the C loop in that library."""
-    import mcr_dl
-
-    mcr_dl.init_process_group(["mpi", "gloo"], tuning_table="none")  # all on mpi, by its own choice of algorithms
+def pair_of(library: str) -> Pair:
+    """The runtime of this rank, which has started on MPI, and the C loop in that library."""
     from mcr_dl.libraries import mpi
 
-    os.environ["MPI4PY_LIBMPI"] = mpi.find().path
+    path = mpi.find().path
+    os.environ["MPI4PY_LIBMPI"] = path
+    ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)  # MCR-DL keeps MPI's symbols to itself; the loop needs them
     loop = ctypes.CDLL(library)
     loop.mcr_loop.restype = ctypes.c_double
     loop.mcr_loop.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
     loop.mcr_loop_start()
     return Pair(loop)
+
+
+def start(library: str) -> Pair:
+    """One rank."""
+    import mcr_dl
+
+    mcr_dl.init_process_group(["mpi", "gloo"], tuning_table="none")  # all on mpi, by its own choice of algorithms
+    return pair_of(library)
 
 
 def measure_small(given: argparse.Namespace) -> dict[str, dict[str, float]]:
@@ -296,8 +303,8 @@ def main() -> int:
     parser.add_argument("--launcher", choices=("mpiexec", "torchrun"), default="mpiexec", help="what starts the ranks")
     parser.add_argument("--loop", help=argparse.SUPPRESS)
     parser.set_defaults(sizes=SIZES, overlap_bytes=16 << 20, overlap_rounds=15)
-    smoke = {"sizes": [4, 1024, 65536], "overlap_bytes": 1 << 16, "overlap_rounds": 3}
-    given = script.parse(parser, blocks=3, calls=100, **smoke)
+    sizes = [4, 1024, 65536]
+    given = script.parse(parser, blocks=3, calls=100, sizes=sizes, overlap_bytes=1 << 16, overlap_rounds=3)
     if "MCR_BENCH_RANK" in os.environ:
         run(given)
         return 0

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import timeit
+from collections.abc import Callable
 from pathlib import Path
 
 import script
@@ -26,7 +27,7 @@ def rank(number: int) -> None:
 
     mcr_dl.init_process_group("mpi")
     tensor = torch.ones(1)
-    calls = {
+    calls: dict[str, Callable[[], object]] = {
         "all_reduce": lambda: mcr_dl.all_reduce(tensor),
         "barrier": mcr_dl.barrier,
         "broadcast": lambda: mcr_dl.broadcast(tensor, 0),

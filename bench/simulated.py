@@ -21,6 +21,7 @@ import simulated_rank
 from markdown_text import size_text, table
 from mcr_dl import _C
 from mcr_dl.bench.ranks import run_local
+from simulated_rank import CallRow, PartRow, TaskRow
 from simulated_schedules import EMULATED, whole
 
 SIZES = [1 << 16, 1 << 18, 1 << 20, 1 << 22]
@@ -28,7 +29,6 @@ UNIT = 1024  # of a core
 BACKENDS = ["mpi", "gloo", "stripe(gloo,mpi)"]
 STRIPED = ("stripe(gloo,mpi)", "stripe(gloo,mpi,25)", "stripe(gloo,mpi,75)")
 CODECS = ("bf16", "int8")
-Row = list[Any]
 
 INTRODUCTION = """\
 # Simulated and measured times
@@ -42,34 +42,34 @@ disturb least.
 """
 
 
-def wholes(sizes: list[int]) -> list[Row]:
+def wholes(sizes: list[int]) -> list[CallRow]:
     """The calls: kind, name, bytes."""
     names = [("striped", name) for name in STRIPED]
     names += [("compressed", f"{backend}|{codec}") for backend in ("mpi", "gloo") for codec in CODECS]
     names += [("emulated", f"{op} on gloo") for op in EMULATED]
-    return [[kind, name, nbytes] for nbytes in sizes for kind, name in names]
+    return [(kind, name, nbytes) for nbytes in sizes for kind, name in names]
 
 
-def parts(sizes: list[int], ranks: int) -> list[Row]:
+def parts(sizes: list[int], ranks: int) -> list[PartRow]:
     """The native calls that they consist of: operation, backend, bytes, and the size of the whole call."""
-    found = []
-    for row in wholes(sizes):
-        for op, backend, nbytes in whole(*row, ranks).issues():
-            entry = [op, backend, nbytes, row[2]]
+    found: list[PartRow] = []
+    for kind, name, length in wholes(sizes):
+        for op, backend, nbytes in whole(kind, name, length, ranks).issues():
+            entry = (op, backend, nbytes, length)
             if entry not in found:
                 found.append(entry)
     return found
 
 
-def host_tasks(sizes: list[int], ranks: int) -> list[Row]:
+def host_tasks(sizes: list[int], ranks: int) -> list[TaskRow]:
     """The host's tasks that they consist of: kind, element type, codec, bytes, and the size of the whole call."""
-    found = []
-    for row in wholes(sizes):
-        made = whole(*row, ranks)
-        dtype = EMULATED[row[1].partition(" ")[0]][0] if row[0] == "emulated" else "float32"
+    found: list[TaskRow] = []
+    for form, name, length in wholes(sizes):
+        made = whole(form, name, length, ranks)
+        dtype = EMULATED[name.partition(" ")[0]][0] if form == "emulated" else "float32"
         for kind, nbytes in made.host_tasks():
             codec = made.codec if kind in ("encode", "decode") else ""
-            entry = [kind, "float32" if kind == "copy" else dtype, codec, nbytes, row[2]]
+            entry = (kind, "float32" if kind == "copy" else dtype, codec, nbytes, length)
             if entry not in found:
                 found.append(entry)
     return found
@@ -103,7 +103,7 @@ def model_of(report: dict[str, Any], way: str, nbytes: int) -> _C.CostModel:
     return model
 
 
-def predicted(report: dict[str, Any], row: Row, way: str) -> int:
+def predicted(report: dict[str, Any], row: CallRow, way: str) -> int:
     """Nanoseconds of a call according to the model."""
     kind, name, nbytes = row
     ranks = report["ranks"]

@@ -17,6 +17,9 @@ import mcr_dl
 from mcr_dl import _C
 
 Call = Callable[[], Any]
+CallRow = tuple[str, str, int]  # kind, name, bytes
+PartRow = tuple[str, str, int, int]  # operation, backend, bytes; bytes of the whole call
+TaskRow = tuple[str, str, str, int, int]  # kind, element type, codec, bytes; bytes of the whole call
 
 
 def _part(op: str, backend: str, nbytes: int) -> Call:
@@ -103,10 +106,9 @@ class _Task(_Way):
             self.processor.append(seconds)
 
 
-Rows = list[list[Any]]
-
-
-def measure(parts: Rows, tasks: Rows, wholes: Rows, rounds: int, backends: list[str], output: str) -> None:
+def measure(
+    parts: list[PartRow], tasks: list[TaskRow], wholes: list[CallRow], rounds: int, backends: list[str], output: str
+) -> None:
     """The measurement on each rank: all ways of one size in turn, in another order each round."""
     mcr_dl.init_process_group(backends, passes=["compress"])
     found: dict[str, Any] = {}

@@ -74,9 +74,9 @@ def main() -> int:
     console = Console(width=140)
     console.print(_table(results))
     console.print(f"groups' passes: {'; '.join(', '.join(mix) or 'none' for mix in MIXES)}")
-    for found in results:
-        by = ", ".join(f"{name} {number:,}" for name, number in sorted(found["by"].items()))
-        console.print(f"{found['ranks']} ranks: {by}")
+    for result in results:
+        by = ", ".join(f"{name} {number:,}" for name, number in sorted(result["by"].items()))
+        console.print(f"{result['ranks']} ranks: {by}")
     if given.json:
         write_rows(given.json, {"settings": settings._asdict(), "results": results})
     return 0

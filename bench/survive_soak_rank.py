@@ -63,6 +63,7 @@ def main(pause: float) -> None:
     signal.signal(signal.SIGUSR1, lambda number, _: ended.append(number))
     tell("READY")
     fresh = "SOAK_REJOIN" in os.environ
+    group: dist.ProcessGroup | None
     if fresh:
         group, step, changed = dist.rejoin(), 0, True
     else:

@@ -145,8 +145,8 @@ def main() -> None:
         for backend, ways in found.items():
             for name, both in ways.items():
                 print(f"{backend:5} {name:18} blocking {both['blocking']:8.2f} µs   started {both['started']:8.2f} µs")
-        for model, ways in models.items():
-            for name, values in ways.items():
+        for model, steps in models.items():
+            for name, values in steps.items():
                 middle = statistics.median(values)
                 print(f"{model:5} {name:18} step {middle:6.3f} of that without passes ({spread(values)})")
         if given.json is not None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, NamedTuple
 
-from rich.progress import BarColumn, MofNCompleteColumn
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn
 
 import script
 from lab import Lab
@@ -243,7 +243,7 @@ def main() -> None:
     given = script.parse(parser, rounds=1, clusters=CLUSTERS[:1], models=MODELS[3:], last=5, change=False)
     rows, changes = [], []
     jobs = [(cluster, model) for cluster in given.clusters for model in given.models]
-    columns = ["{task.description}", BarColumn(), MofNCompleteColumn()]
+    columns: list[str | ProgressColumn] = ["{task.description}", BarColumn(), MofNCompleteColumn()]
     with bars(Console(stderr=True), columns) as progress:
         for cluster, model in progress.track(jobs, description="jobs"):
             steps = 20 + 5 * 6 * given.rounds + given.last

@@ -39,8 +39,8 @@ def _sizes(rows: list[dict[str, Any]], path: Path) -> None:
         axes.set_ylabel("ms")
     axes = panels.flat[6]
     for policy in POLICIES:
-        own = [[row["utilization"][policy] for row in rows if row["mb"] == size] for size in sizes]
-        axes.plot(sizes, [sum(each) / len(each) for each in own], "o-", color=COLOURS[policy])
+        shares = [[row["utilization"][policy] for row in rows if row["mb"] == size] for size in sizes]
+        axes.plot(sizes, [sum(each) / len(each) for each in shares], "o-", color=COLOURS[policy])
     for value in (PAPER.baseline, PAPER.fifo, PAPER.scf):
         axes.axhline(value, color="0.6", linewidth=0.8, linestyle=":")
     axes.set(title="mean utilization, % (dotted: paper)", ylim=(0, 105))

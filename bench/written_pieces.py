@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
@@ -44,8 +45,11 @@ def main() -> None:
     rows = [[float(word) for word in line.split()] for line in text.splitlines()]
     fastest = max(row[1] for row in rows)
     table = Table("rounds", *COLUMNS, title=f"GB/s from core {cores[0]} to core {cores[1]}, medians")
-    kinds = (("cores that share a cache", lambda rate: rate >= SLOW), ("others", lambda rate: rate < SLOW))
-    for name, belongs in kinds:
+    kinds: dict[str, Callable[[float], bool]] = {
+        "cores that share a cache": lambda rate: rate >= SLOW,
+        "others": lambda rate: rate < SLOW,
+    }
+    for name, belongs in kinds.items():
         found = [row for row in rows if belongs(row[1] / fastest)]
         if found:
             table.add_row(f"{len(found)}: {name}", *(f"{median(column):.1f}" for column in zip(*found, strict=True)))

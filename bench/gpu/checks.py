@@ -81,6 +81,11 @@ def same_parts(at: Setting, gathered: torch.Tensor, part: Callable[[int], float]
         same(values, part(rank), f"{what}, the part of rank {rank}")
 
 
+def rank_value(*, times: float = 1.0, more: float = 0.0) -> Callable[[int], float]:
+    """For same_parts: the part of each rank holds ``(rank + 1) * times + more``."""
+    return lambda rank: (rank + 1.0) * times + more
+
+
 def soon_complete(at: Setting, work: Any, what: str) -> None:
     """Check that the work completes after the device does; not always at once, as another thread may poll it."""
     at.device.synchronize()
@@ -261,6 +266,6 @@ def groups_and_lanes(at: Setting) -> None:
     for work in reversed(works):
         work.wait()
     for turn, (_, target) in enumerate(pairs):
-        same_parts(at, target, lambda rank, turn=turn: (rank + 1.0) * (turn + 1), f"all_gather number {turn}")
+        same_parts(at, target, rank_value(times=turn + 1), f"all_gather number {turn}")
     for group in groups[1:]:
         mcr_dl.destroy_process_group(group)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import mcr_dl
-from gpu.checks import LARGE, LATE_MS, NotRun, Setting, check, same_parts
+from gpu.checks import LARGE, LATE_MS, NotRun, Setting, check, rank_value, same_parts
 
 _HELD_MS = 5.0
 _RELEASED_SECONDS = 2.0
@@ -39,7 +39,7 @@ def memory_is_kept(at: Setting) -> dict[str, Any]:
         del work  # every other time without a wait
         mcr_dl.synchronize()
         at.device.synchronize()
-        same_parts(at, target, lambda rank, turn=turn: rank + 1.0 + turn, "output of a dropped input")
+        same_parts(at, target, rank_value(more=turn), "output of a dropped input")
         held.wait()
         reused += at.full(count, 0.0).data_ptr() == place
         del thieves
@@ -86,7 +86,7 @@ def _captured(at: Setting, calls: Callable[[torch.Tensor, torch.Tensor], object]
     for turn in range(1, 6):
         x.fill_((at.rank + 1.0) * turn)
         replay()
-        same_parts(at, y, lambda rank, turn=turn: 2.0 * (rank + 1) * turn, f"replay {turn}")
+        same_parts(at, y, rank_value(times=2.0 * turn), f"replay {turn}")
 
 
 @check
@@ -153,9 +153,9 @@ def graph_during_another_call(at: Setting) -> dict[str, Any]:
         concurrent += not work.is_completed()
         x.fill_(at.rank + 1.0 - turn)
         replay()
-        same_parts(at, y, lambda rank, turn=turn: rank + 1.0 - turn, "a graph during another call")
+        same_parts(at, y, rank_value(more=-turn), "a graph during another call")
         assert work.wait() is True
-        same_parts(at, target, lambda rank, turn=turn: rank + 1.0 + turn, "a call from before a capture")
+        same_parts(at, target, rank_value(more=turn), "a call from before a capture")
     if at.device.real:  # the host may be blocked now and then, but not mostly
         assert concurrent * 2 > turns, f"in {turns - concurrent} of {turns} turns the call had ended before the capture"
     return {"concurrent": concurrent}

@@ -108,7 +108,7 @@ def cupy_wait(at: Setting) -> None:
     with cupy.cuda.Stream(non_blocking=True) as stream:
         array = cupy.full(1001, at.rank + 1.0, dtype=cupy.float32)
         target = cupy.full((at.ranks, 1001), -2.0, dtype=cupy.float32)
-        with torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)):
+        with torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)):  # type: ignore[no-untyped-call]
             at.device.sleep(LATE_MS / 4)
         blocker = cupy.full(LARGE, 1.0, dtype=cupy.float32)
         sink = cupy.empty(LARGE * at.ranks, dtype=cupy.float32)

@@ -23,7 +23,7 @@ class Cuda:
 
     def stream(self) -> Any:
         """A new stream."""
-        return torch.cuda.Stream()
+        return torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def use(self, stream: Any) -> AbstractContextManager[Any]:
         """Make a stream current."""
@@ -39,23 +39,24 @@ class Cuda:
 
     def event(self) -> Any:
         """An event with timing; has record(), synchronize() and elapsed_time(end) in ms."""
-        return torch.cuda.Event(enable_timing=True)
+        return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
     def synchronize(self) -> None:
         torch.cuda.synchronize()
 
     def sleep(self, milliseconds: float) -> None:
         """Keep the current stream, but not the host, busy for about this long."""
+        spin: Callable[[int], None] = torch.cuda._sleep
         if not self._cycles_per_ms:
             cycles = 20_000_000
-            torch.cuda._sleep(cycles)  # the first one loads the kernel
+            spin(cycles)  # the first one loads the kernel
             begin, end = self.event(), self.event()
             begin.record()
-            torch.cuda._sleep(cycles)
+            spin(cycles)
             end.record()
             end.synchronize()
             self._cycles_per_ms = cycles / max(1e-3, begin.elapsed_time(end))
-        torch.cuda._sleep(int(milliseconds * self._cycles_per_ms))
+        spin(int(milliseconds * self._cycles_per_ms))
 
     def capture(self, calls: Callable[[], object]) -> Callable[[], object]:
         """Record the calls into a graph; returns a function that replays it. The calls must have run before."""
@@ -70,7 +71,7 @@ class Cuda:
         of another thread that is not allowed during a capture breaks it.
         """
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(torch.cuda.Stream()):
+        with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
             graph.capture_begin(capture_error_mode="global")
             calls()
             graph.capture_end()

@@ -13,7 +13,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ _LANES = (1, 4)
 _CHUNKS = {"256K": str(256 << 10), "1M": str(1 << 20), "4M": str(4 << 20), "16M": str(16 << 20), "off": "off"}
 
 
-def in_turns(device: Device, ways: dict[str, Callable[[], object]], rounds: int = _ROUNDS) -> dict[str, float]:
+def in_turns(device: Device, ways: Mapping[str, Callable[[], object]], rounds: int = _ROUNDS) -> dict[str, float]:
     """Median ms of each way, after one warm-up round, minus the time of a way that does nothing."""
     timed: dict[str, Callable[[], object]] = {**ways, _NOTHING: lambda: None}
     taken: dict[str, list[float]] = {name: [] for name in timed}

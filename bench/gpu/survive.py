@@ -36,7 +36,10 @@ def _check(device: Any, group: Any) -> None:
     x = torch.full((_COUNT,), mcr_dl.get_rank() + 1.0, device=device.kind)
     mcr_dl.all_reduce(x, group=group)
     wanted = float(sum(rank + 1 for rank in ranks))
-    assert bool((x.cpu() == wanted).all()), f"all_reduce: expected {wanted}, got {x.cpu().unique().tolist()}"
+    found = x.cpu()
+    if not bool((found == wanted).all()):
+        values = found.unique().tolist()  # type: ignore[no-untyped-call]
+        raise AssertionError(f"all_reduce: expected {wanted}, got {values}")
     parts = torch.empty(len(ranks), device=device.kind)
     mcr_dl.all_gather_into_tensor(
         parts, x[:1].clone().fill_(float(mcr_dl.get_rank())), group=group, async_op=True
@@ -80,6 +83,7 @@ def on_rank(backend: str, kind: str, port: int, folder: str, rank: int, ranks: i
     device = devices.of(kind)
     notes = jobs.Notes(folder, _NAME, ranks if back else rank)
     store = torch_dist.TCPStore("localhost", port, timeout=_LIMIT)
+    group: torch_dist.ProcessGroup | None
     if back:
         group = mcr_dl.rejoin(store=store, rank=rank, world_size=ranks, timeout=_LIMIT)
     else:

@@ -60,8 +60,15 @@ def _train(model: nn.Module, device: torch.device, steps: int = _STEPS) -> None:
     for step in range(steps):
         x, y = _batch(step, device)
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
+        nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
+
+
+def _world() -> dist.ProcessGroup:
+    """The default group."""
+    world = dist.group.WORLD
+    assert world is not None
+    return world
 
 
 @program
@@ -102,7 +109,7 @@ def collectives(device: torch.device) -> Results:
     dist.all_to_all_single(exchanged, gathered)
     listed = [torch.empty_like(x) for _ in range(ranks)]
     dist.all_gather(listed, x)
-    functional_sum = functional.all_reduce(x, "sum", dist.group.WORLD) + 0
+    functional_sum = functional.all_reduce(x, "sum", _world()) + 0
     objects: list[Any] = [None] * ranks
     dist.all_gather_object(objects, {"rank": rank})
     assert objects == [{"rank": each} for each in range(ranks)], objects
@@ -129,9 +136,10 @@ def coalesced(device: torch.device) -> Results:
 def compiled(device: torch.device) -> Results:
     """A functional collective between two operations of one compiled function."""
 
-    @torch.compile  # type: ignore[misc]
+    @torch.compile
     def step(x: torch.Tensor) -> torch.Tensor:
-        return functional.all_reduce(x * 2, "sum", dist.group.WORLD) + 1
+        summed: torch.Tensor = functional.all_reduce(x * 2, "sum", _world())
+        return summed + 1
 
     return [step(torch.arange(1001.0, device=device))]
 
@@ -140,10 +148,9 @@ def compiled(device: torch.device) -> Results:
 def life(backend: str, device: torch.device, store: dist.Store, number: int) -> Iterator[None]:
     """torch's default process group on a backend."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    options = {"device_id": device} if device.type == "cuda" else {}
-    dist.init_process_group(
-        backend, store=dist.PrefixStore(f"life {number}", store), rank=rank, world_size=ranks, **options
-    )
+    own = dist.PrefixStore(f"life {number}", store)
+    bound = device if device.type == "cuda" else None
+    dist.init_process_group(backend, store=own, rank=rank, world_size=ranks, device_id=bound)
     try:
         yield
     finally:
@@ -184,7 +191,7 @@ def _step_ms(device: torch.device) -> float:
     for turn in range(_TIMED + 5):
         begin = time.perf_counter()
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
+        nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         if device.type == "cuda":
             torch.cuda.synchronize()

@@ -39,7 +39,7 @@ def facts() -> dict[str, Any]:
     }
     if torch.cuda.is_available():
         found["devices"] = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-        found["torch_nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        found["torch_nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     return found
 
 

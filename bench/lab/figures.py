@@ -78,7 +78,8 @@ def allowed(document: Document, speedup: float) -> float | None:
     computation; None if the communication alone was not measured.
     """
     compute = float(document["compute_alone_seconds"]["median"])
-    for mix, seconds in document.get("communication_alone_seconds", {}).items():
+    trials: Mapping[str, float] = document.get("communication_alone_seconds", {})
+    for mix, seconds in trials.items():
         if all(part.endswith(" on gloo") for part in mix.split(" + ")):
             return (compute + seconds) / (compute + seconds / speedup) - 1
     return None

@@ -35,6 +35,7 @@ from mcr_dl import _C
 from mcr_dl.base.documents import write_rows
 from mcr_dl.commands.console import Console
 from mcr_dl.examples import program, report
+from mcr_dl.examples.record import Record, Setting
 from mcr_dl.trace import _breakdown, _save
 
 ROWS = (*OURS, *(name + FUSE for name in OURS), *OTHERS)
@@ -99,7 +100,7 @@ def quartiles(values: Sequence[float]) -> tuple[float, float]:
 
 
 def result(
-    entry: Entry, record: report.Record, setting: report.Setting, part: dict[str, Any] | None, sent: dict[str, int]
+    entry: Entry, record: Record, setting: Setting, part: dict[str, Any] | None, sent: dict[str, int]
 ) -> dict[str, Any]:
     """One row's entry in the file; times in seconds, means over ranks and medians over steps."""
     steps = entry.measured
@@ -139,7 +140,7 @@ def sent_by(entry: Entry, log: dict[str, dict[str, int]]) -> dict[str, int]:
     return {entry.row: sum(entry.sent.values())}
 
 
-def problems(workload: program.Workload, records: Sequence[report.Record]) -> list[str]:
+def problems(workload: program.Workload, records: Sequence[Record]) -> list[str]:
     """The problems of the losses, if any."""
     found = []
     for record in records:
@@ -175,7 +176,7 @@ def measure(entries: Sequence[Entry], steps: int, deadline: float, console: Cons
             break
 
 
-def show(console: Console, setting: report.Setting, rows: Sequence[dict[str, Any]], unit: str) -> None:
+def show(console: Console, setting: Setting, rows: Sequence[dict[str, Any]], unit: str) -> None:
     """Print the table of results."""
     table = Table(title=setting.title, title_justify="left")
     for title in ("row", f"{unit}/s", "ms/step", "computing", "overlapped", "loss"):
@@ -204,7 +205,7 @@ def make_entries(workload: program.Workload, names: Sequence[str], rows: Rows) -
     return entries, refused
 
 
-def finish(entries: Sequence[Entry]) -> list[report.Record]:
+def finish(entries: Sequence[Entry]) -> list[Record]:
     """Each row's record with its final loss, averaged over ranks."""
     records = []
     for entry in entries:
@@ -214,9 +215,7 @@ def finish(entries: Sequence[Entry]) -> list[report.Record]:
     return records
 
 
-def results(
-    entries: Sequence[Entry], records: Sequence[report.Record], setting: report.Setting
-) -> list[dict[str, Any]]:
+def results(entries: Sequence[Entry], records: Sequence[Record], setting: Setting) -> list[dict[str, Any]]:
     """The entries of all rows in the file."""
     parts, log = breakdowns(), carried()
     return [

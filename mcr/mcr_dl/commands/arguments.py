@@ -29,7 +29,9 @@ MOST_RANKS_PER_CORE = 64  # more than any measurement needs; each takes a second
 FAILED, INTERRUPTED = 2, 130  # exit codes
 STDOUT = "-"
 UNREAD = 128 + signal.SIGPIPE  # as of a program that the signal has ended
-_SPEAK_SECONDS = 1.0  # the other ranks let rank 0 print before they exit, as a launcher ends all ranks when one fails
+# The other ranks let rank 0 print before they exit, as a launcher ends all ranks when one fails. In a group they learn
+# of its end, which may take longer on a busy machine.
+_SPEAK_SECONDS, _SPEAK_SECONDS_IN_GROUP = 1.0, 4.0
 
 
 _SHELLS = ("bash", "zsh", "fish", "tcsh")
@@ -151,14 +153,26 @@ def _rank() -> int:
         return 0
 
 
+def _said_by_rank_0() -> bool:
+    """Whether another rank has failed, and so printed its error. Waits a while for that; the launcher may end this
+    process meanwhile."""
+    world = _C.world()
+    if world is None:
+        time.sleep(_SPEAK_SECONDS)
+        return False
+    end = time.monotonic() + _SPEAK_SECONDS_IN_GROUP
+    while _C.lost(world._label) is None:
+        if time.monotonic() >= end:
+            return False
+        time.sleep(_SPEAK_SECONDS / 20)
+    return True
+
+
 def refuse(program: str, message: str) -> int:
     """Print the error, once for all ranks if it is that of rank 0, too; returns the exit code."""
-    rank, where = _rank(), ""
-    if rank > 0:
-        time.sleep(_SPEAK_SECONDS)  # if rank 0 has failed, the launcher ends this one
-        where = f"rank {rank}: "
-    world = _C.world()
-    if rank == 0 or world is None or _C.lost(world._label) is None:  # else another rank has printed its error
+    rank = _rank()
+    if rank == 0 or not _said_by_rank_0():
+        where = f"rank {rank}: " if rank > 0 else ""
         print(f"{program}: error: {where}{message}", file=sys.stderr, flush=True)
     sys.last_value = SystemExit(message)  # the process does not wait for the others at its end
     return FAILED

@@ -42,6 +42,7 @@ def measure(group: _C.Group, candidate: str) -> list[list[int]]:
     A collective over the line.
     """
     size, found = group.size(), []
+    together = partial(_C.barrier, group=group, backend=candidate)
     for nbytes in _SIZES:
         whole = torch.zeros(nbytes // 4 // size * size)
         other, part = torch.zeros_like(whole), torch.zeros(whole.numel() // size)
@@ -50,11 +51,12 @@ def measure(group: _C.Group, candidate: str) -> list[list[int]]:
             partial(_C.all_to_all_single, other, whole, group=group, backend=candidate),
             partial(_C.all_gather_into_tensor, whole, part, group=group, backend=candidate),
         ]
-        found.append([min(_time(call) for _ in range(_ROUNDS)) for call in calls])
+        found.append([min(_time(call, together) for _ in range(_ROUNDS)) for call in calls])
     return found
 
 
-def _time(call: Callable[[], object]) -> int:
+def _time(call: Callable[[], object], together: Callable[[], object]) -> int:
+    together()
     begin = perf_counter_ns()
     call()
     return perf_counter_ns() - begin
