@@ -205,10 +205,11 @@ def _connect_themis(group: _C.Group, name: str, patience: float | None) -> None:
     backends = _C.Candidate(name).parts
     inner_first = lines.require_dimensions(grid, len(backends), f"backend: {name!r}")
     parts, times = [], []
+    together = partial(_C.barrier, group=group, backend=backends[-1])
     for backend, index in zip(backends, inner_first, strict=True):
         members = grid.line(group.rank(), index)
         made = _part(group, f"{name}-{index}", members, registry.with_parts([backend]), patience)
-        times.append(rates.measure(made, backend))
+        times.append(rates.measure(made, backend, together))
         parts.append((made, backend))
     store = torch_dist.PrefixStore(f"themis/{group.name()}/{name}", current.store)
     turn = current.count(f"themis {group.name()} {name}")

@@ -36,20 +36,20 @@ class Rates(NamedTuple):
     exchanges: bool
 
 
-def measure(group: _C.Group, candidate: str) -> list[list[int]]:
-    """The times in ns of a reduce_scatter, an all_to_all and an all_gather of two sizes on a line.
+def measure(line: _C.Group, candidate: str, together: Callable[[], object]) -> list[list[int]]:
+    """The least times in ns of a reduce_scatter, an all_to_all and an all_gather of two sizes on a line.
 
-    A collective over the line.
+    A collective over all lines of the dimension: ``together``, a barrier over all of them, precedes each call, so that
+    lines that share a network share it here too.
     """
-    size, found = group.size(), []
-    together = partial(_C.barrier, group=group, backend=candidate)
+    size, found = line.size(), []
     for nbytes in _SIZES:
         whole = torch.zeros(nbytes // 4 // size * size)
         other, part = torch.zeros_like(whole), torch.zeros(whole.numel() // size)
         calls: list[Callable[[], object]] = [
-            partial(_C.reduce_scatter_tensor, part, whole, group=group, backend=candidate),
-            partial(_C.all_to_all_single, other, whole, group=group, backend=candidate),
-            partial(_C.all_gather_into_tensor, whole, part, group=group, backend=candidate),
+            partial(_C.reduce_scatter_tensor, part, whole, group=line, backend=candidate),
+            partial(_C.all_to_all_single, other, whole, group=line, backend=candidate),
+            partial(_C.all_gather_into_tensor, whole, part, group=line, backend=candidate),
         ]
         found.append([min(_time(call, together) for _ in range(_ROUNDS)) for call in calls])
     return found
