@@ -18,6 +18,7 @@ import pytest
 
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.networks import plans, timeline
+from mcr_dl.runtime import rates
 from mcr_dl.schedule.themis import Dimension, Network, plan
 from mcr_dl.tuning import cli
 
@@ -233,3 +234,26 @@ def test_no_topology(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     (tmp_path / "text.json").write_text("dimensions")
     assert "complete JSON document" in _refused(capsys, "--topology", str(tmp_path / "text.json"), "--bytes", "1M")
     assert "--topology" in _refused(capsys, "--bytes", "1M")
+
+
+def _times(*seconds: float) -> rates.Times:
+    """Of one rank: two rounds of each operation that take a microsecond for the small size, and these for the large."""
+    return [[[1000, 1000]] * 3, [[int(each * 1e9) for each in seconds]] * 3]
+
+
+@pytest.mark.parametrize(("nodes", "slowest"), [([0, 0, 1, 1], 0.02), ([0, 1, 2, 3], 0.01)])
+def test_measured_rates(nodes: list[int], slowest: float) -> None:
+    """The fastest round counts, but of ranks that share a node the slowest in that round: lines share its networks."""
+    ranks = [_times(0.01, 0.02), _times(0.02, 0.01)] * 2
+    row, exchanges = rates.agreed(2, 0, 0, ranks, nodes)
+    assert row.bandwidth == pytest.approx((2 << 20) / 2 / slowest, rel=0.01)
+    assert row.latency == 1_000_000
+    assert not exchanges
+
+
+def test_given_rates() -> None:
+    """Rates of the topology's file apply; only what they lack is measured."""
+    row, _ = rates.agreed(4, 10**9, 0, [_times(0.01, 0.01)] * 4, [0, 1, 2, 3])
+    assert row.bandwidth == 10**9
+    row, _ = rates.agreed(4, 0, 7, [_times(0.01, 0.01)] * 4, [0, 1, 2, 3])
+    assert row.latency == 7000

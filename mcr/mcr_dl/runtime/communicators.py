@@ -204,6 +204,8 @@ def _connect_themis(group: _C.Group, name: str, patience: float | None) -> None:
     grid = lines.grid_of(group.ranks)
     backends = _C.Candidate(name).parts
     inner_first = lines.require_dimensions(grid, len(backends), f"backend: {name!r}")
+    assert current.knowledge is not None
+    nodes = [current.knowledge.nodes[rank] for rank in group.ranks]
     parts, times = [], []
     together = partial(_C.barrier, group=group, backend=backends[-1])
     for backend, index in zip(backends, inner_first, strict=True):
@@ -216,7 +218,7 @@ def _connect_themis(group: _C.Group, name: str, patience: float | None) -> None:
 
     def decide(values: list[Any]) -> list[rates.Rates]:
         columns = zip(inner_first, zip(*values, strict=True), strict=True)
-        return [rates.agreed(*grid.dimensions[index][1:4], list(column)) for index, column in columns]
+        return [rates.agreed(*grid.dimensions[index][1:4], column, nodes) for index, column in columns]
 
     function = "new_group" if _C.world() is not None else "init_process_group"
     answer = agreement.agree(store, group.rank(), group.size(), str(turn), times, decide, function=function)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter_ns
 from typing import NamedTuple
@@ -36,8 +36,12 @@ class Rates(NamedTuple):
     exchanges: bool
 
 
-def measure(line: _C.Group, candidate: str, together: Callable[[], object]) -> list[list[int]]:
-    """The least times in ns of a reduce_scatter, an all_to_all and an all_gather of two sizes on a line.
+Times = list[list[list[int]]]
+"""The times of one rank in ns, by size, operation (reduce_scatter, all_to_all, all_gather) and round."""
+
+
+def measure(line: _C.Group, candidate: str, together: Callable[[], object]) -> Times:
+    """The times of this rank's calls on its line.
 
     A collective over all lines of the dimension: ``together``, a barrier over all of them, precedes each call, so that
     lines that share a network share it here too.
@@ -51,7 +55,7 @@ def measure(line: _C.Group, candidate: str, together: Callable[[], object]) -> l
             partial(_C.all_to_all_single, other, whole, group=line, backend=candidate),
             partial(_C.all_gather_into_tensor, whole, part, group=line, backend=candidate),
         ]
-        found.append([min(_time(call, together) for _ in range(_ROUNDS)) for call in calls])
+        found.append([[_time(call, together) for _ in range(_ROUNDS)] for call in calls])
     return found
 
 
@@ -62,13 +66,25 @@ def _time(call: Callable[[], object], together: Callable[[], object]) -> int:
     return perf_counter_ns() - begin
 
 
-def agreed(size: int, bandwidth: int, latency: int, times: list[list[list[int]]]) -> Rates:
+def _slowest_node(ranks: Sequence[list[int]], nodes: Sequence[int]) -> int:
+    # The ranks of a node share its networks, so the slowest of them counts in each round.
+    slowest: dict[int, list[int]] = {}
+    for node, rounds in zip(nodes, ranks, strict=True):
+        slowest[node] = [*map(max, rounds, slowest.get(node, rounds))]
+    return max(1, *(min(rounds) for rounds in slowest.values()))
+
+
+def agreed(size: int, bandwidth: int, latency: int, times: Sequence[Times], nodes: Sequence[int]) -> Rates:
     """A dimension's rates: its bandwidth (bytes/s) and latency (ns), where they are not 0, else from all ranks' times.
+
+    ``nodes`` has each rank's node. The fastest round of each node counts, and of all nodes the slowest.
 
     An operation counts as one step, which sends (size - 1) / size of the data. A reduce_scatter and an all_gather
     count alike: the mean of their times.
     """
-    small, large = ([max(1, *column) for column in zip(*rows, strict=True)] for rows in zip(*times, strict=True))
+    small, large = (
+        [_slowest_node(ranks, nodes) for ranks in zip(*of_size, strict=True)] for of_size in zip(*times, strict=True)
+    )
     exchanges = large[1] * _CLEARLY < large[0]
     before, after = ((each[1 if exchanges else 0] + each[2]) // 2 for each in (small, large))
     sent = (_SIZES[1] - _SIZES[0]) * (size - 1) // size
