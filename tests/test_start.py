@@ -222,7 +222,7 @@ def test_libraries_that_differ_between_ranks() -> None:
         (3, InvalidTypeError, "backend: expected a name, a list of names or None, got 3"),
         ([3], InvalidArgumentError, "backend: expected names of backends"),
         ("", InvalidArgumentError, "backend: expected names of backends"),
-        ("mpii", InvalidArgumentError, "backend: expected one of mpi, .*'mpii'"),
+        ("mpii", InvalidArgumentError, "backend: expected one of nccl, mpi, .*'mpii'"),
     ],
 )
 def test_wrong_backends(backend: Any, error: type[Exception], text: str) -> None:

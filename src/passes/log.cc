@@ -52,7 +52,7 @@ void follow(int64_t number, const Passage& passage, Work& work) {
   }
   work.set_record(number);
   handed_over(number, passage);
-  // The Work runs the callback, so it is alive then.
+  // For a Work that completes meanwhile on another thread. The Work runs the callback, so it is alive then.
   work.on_done([&work, number] { Recorder::instance().completed(number, work.failed(), work.source()); });
 }
 

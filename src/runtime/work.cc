@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "observe/recorder.h"
 #include "runtime/progress.h"
 
 namespace mcr {
@@ -93,6 +94,10 @@ void Work::keep_error() noexcept {
 }
 
 void Work::complete() noexcept {
+  // First: a thread that waits for the work may read its record.
+  if (const auto number = record(); number != 0) {
+    Recorder::instance().completed(number, failure_.has_value(), requests_.empty() ? -1 : requests_.front()->source());
+  }
   fence_.signal();
   if (auto* newest = callbacks_.exchange(&kNoMore, std::memory_order_acq_rel)) run_callbacks(newest);
 }
