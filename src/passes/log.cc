@@ -50,10 +50,14 @@ void follow(int64_t number, const Passage& passage, Work& work) {
   if (work.completed()) {
     return finish(number, passage, work.failed() ? CallState::Failed : CallState::Completed, work.source());
   }
-  work.set_record(number);
   handed_over(number, passage);
+  work.set_record(number);
   // For a Work that completes meanwhile on another thread. The Work runs the callback, so it is alive then.
-  work.on_done([&work, number] { Recorder::instance().completed(number, work.failed(), work.source()); });
+  work.on_done([&work] {
+    if (const auto number = work.take_record(); number != 0) {
+      Recorder::instance().completed(number, work.failed(), work.source());
+    }
+  });
 }
 
 }  // namespace

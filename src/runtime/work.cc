@@ -95,7 +95,7 @@ void Work::keep_error() noexcept {
 
 void Work::complete() noexcept {
   // First: a thread that waits for the work may read its record.
-  if (const auto number = record(); number != 0) {
+  if (const auto number = take_record(); number != 0) {
     Recorder::instance().completed(number, failure_.has_value(), requests_.empty() ? -1 : requests_.front()->source());
   }
   fence_.signal();

@@ -141,9 +141,11 @@ class Work {
   /// The bindings' object for this Work, or null. Only for the bindings.
   void*& handle() noexcept { return handle_; }
 
-  /// The number of its record in the log, 0 if there is none.
+  /// The number of its record in the log, 0 if there is none or the record is complete.
   int64_t record() const noexcept { return record_.load(std::memory_order_relaxed); }
   void set_record(int64_t number) noexcept { record_.store(number, std::memory_order_relaxed); }
+  /// For one caller, which completes the record; 0 for all others.
+  int64_t take_record() noexcept { return record() == 0 ? 0 : record_.exchange(0, std::memory_order_relaxed); }
 
   /// Runs `callback` once: on completion, on the thread that sees it, or now if already complete. Waiting threads may
   /// return before it has run. It must not throw.

@@ -78,8 +78,9 @@ using Body = std::function<void(shm::Engine&, int rank)>;
 
 inline thread_local shm::Segment* shared = nullptr;  // the memory of the rank that runs in this thread
 
-/// Runs `body` on `size` threads, each with the engine of one rank, in memory of at most `most` bytes.
-inline void together(int size, const Body& body, int64_t most = 64 << 20) {
+/// Runs `body` on `size` threads, each with the engine of one rank, in memory of at most `most` bytes. Returns how many
+/// values the ranks have read in the store.
+inline int together(int size, const Body& body, int64_t most = 64 << 20) {
   MemoryStore store;
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
@@ -102,6 +103,7 @@ inline void together(int size, const Body& body, int64_t most = 64 << 20) {
     });
   }
   for (auto& thread : threads) thread.join();
+  return store.reads();
 }
 
 inline void wait(std::vector<std::unique_ptr<Request>> requests) {

@@ -53,23 +53,20 @@ Exchanging::Kind& Exchanging::kind(const Blocks& blocks) {
 
 Counter& Exchanging::announced(const Kind& kind) const { return segment_.counts(0).exchanges[&kind - kinds_.data()]; }
 
-Exchanging::Way Exchanging::way(const Kind& kind) const {
-  const auto word = announced(kind).load(std::memory_order_relaxed);
-  return word == 0 ? kind.first : Change::of(word).way(kind.calls);
+// A block that several ranks read is better copied into shared memory once.
+Exchanging::Way Exchanging::first_way(const Blocks& blocks) const {
+  const bool read_once = blocks.parts() || size_ == 2;
+  return read_once || ways_[0] != Writing::kDirect ? ways_[0] : ways_[1];
 }
 
 std::optional<Exchanging::Way> Exchanging::begin(const Blocks& blocks) {
   if (ways_.size() < 2 || blocks.reduces() || blocks.rooted() || blocks.longest() < kLeast) return std::nullopt;
   running_ = &kind(blocks);
-  if (running_->calls == 0) {
-    // A block that several ranks read is better copied into shared memory once.
-    const bool read_once = blocks.parts() || size_ == 2;
-    running_->first = read_once || ways_[0] != Writing::kDirect ? ways_[0] : ways_[1];
-  }
   bytes_ = blocks.longest();
   counts_ = true;
   copying_ = {};
-  way_ = way(*running_);
+  const auto word = announced(*running_).load(std::memory_order_relaxed);
+  way_ = word == 0 ? first_way(blocks) : Change::of(word).way(running_->calls);
   ++running_->calls;
   return way_;
 }

@@ -64,7 +64,6 @@ class Exchanging {
   /// The calls of one kind and class of sizes.
   struct Kind {
     uint64_t calls = 0;
-    Way first = Writing::kDirect;
     // Of the group's first rank:
     Way best = Writing::kDirect;
     uint64_t trials = 0;
@@ -74,7 +73,7 @@ class Exchanging {
 
   Kind& kind(const Blocks& blocks);
   Counter& announced(const Kind& kind) const;
-  Way way(const Kind& kind) const;
+  Way first_way(const Blocks& blocks) const;
   void choose(Kind& kind);
   void announce(Kind& kind, Way way);
   std::optional<Way> next_trial(Kind& kind) const;
