@@ -60,7 +60,7 @@ IN_TURNS = {
     "test_openmpi_start",
     "test_passes",
     "test_restarts",
-    "test_schedule",
+    "test_bytescheduler",
     "test_striped",
     "test_survive",
     "test_syndicate",

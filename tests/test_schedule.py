@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedulers: simulated orders are optimal where theory says so; ByteScheduler reaches DDP's weights."""
+"""Simulated orders are optimal where theory says so; plans, and how training steps compare them."""
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +16,13 @@ import pytest
 import torch
 from torch import nn
 
-from harness import Pools
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.schedule import checks, credit, kept, planning, search, tuning
 from mcr_dl.schedule.credit import Layer, Transfer, simulate
 from mcr_dl.schedule.gradients import guarded, pieces_of
+from mcr_dl.schedule.issue import Issuer, Partition
 from mcr_dl.testing.orders import best, best_of_whole, ready_times
-from ranks import schedule, schedule_defects
+from ranks import schedule_loops
 
 UNIT = Transfer(((1, 1),))
 
@@ -187,13 +189,15 @@ def _shortlist(plans: list[planning.Plan]) -> tuning.Turns:
 
 
 def test_shortlist_keeps_the_fastest() -> None:
-    """The slower half leaves after each round."""
+    """The slower half leaves after each round, but not the fastest program order."""
     plans = planning.make(_costs(LARGE_LAST), ("auto", "auto"))
     found, taken = _turns(_shortlist(plans), lambda plan: 1000 - 50 * plans.index(plan))
     assert found is plans[-1]
-    counts = [sum(each is plan for each in taken) for plan in plans]
-    assert counts == sorted(counts)
-    assert (counts[0], counts[-1]) == (1, len(plans).bit_length() - 1)
+    rounds = len(plans).bit_length() - 1
+    counts = {index: sum(each is plan for each in taken) for index, plan in enumerate(plans)}
+    assert counts.pop(max(index for index, plan in enumerate(plans) if not plan.priorities)) == rounds
+    assert [*counts.values()] == sorted(counts.values())
+    assert (counts[0], counts[len(plans) - 1]) == (1, rounds)
 
 
 def test_shortlist_keeps_program_order_without_gain() -> None:
@@ -203,6 +207,18 @@ def test_shortlist_keeps_program_order_without_gain() -> None:
     for time, expected in ((995, order), (980, plans[0])):
         found, _ = _turns(_shortlist([order, plans[0]]), lambda plan, time=time: 1000 if plan is order else time)  # type: ignore[misc]
         assert found is expected
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 9])
+def test_shortlist_of_many_keeps_program_order_without_gain(count: int) -> None:
+    """Also where the faster half of the plans has none."""
+    costs = _costs(LARGE_LAST)
+    order = costs.plan(0, None, None, priorities=False)
+    others = [costs.plan(0, MIB << index, MIB << index) for index in range(count - 1)]
+    for time, kept_order in ((998, True), (980, False)):
+        times = {id(plan): time for plan in others}
+        found, _ = _turns(_shortlist([*others, order]), lambda plan, times=times: times.get(id(plan), 1000))  # type: ignore[misc]
+        assert (found is order) == kept_order
 
 
 def test_times_of_the_slowest_rank() -> None:
@@ -251,6 +267,46 @@ def test_search_without_gain_changes_nothing() -> None:
     probes = search.bayesian(costs.plan, lambda value: value, leads=True, random=2, guided=0)
     found, _ = _turns(tuning.searched(_shortlist([start]), probes, [], lambda times: times), lambda _: 1000)
     assert found is start
+
+
+def test_credit_in_flight() -> None:
+    """Operations in flight never exceed the credit, except for one that is larger; a completion issues the next."""
+    flying: dict[str, int] = {}
+    most: list[int] = []
+
+    class Operation:
+        """Ends when the test says so."""
+
+        def __init__(self, partition: Partition) -> None:
+            self.partition = partition
+            self.done: Callable[[], None] = lambda: None
+            flying[partition.name] = partition.nbytes
+            most.append(sum(flying.values()))
+
+        def _on_done(self, callback: Callable[[], None]) -> None:
+            self.done = callback
+
+        def exception(self) -> None:
+            """There is none."""
+
+    issuer = Issuer(Operation)  # type: ignore[arg-type]
+    sizes = (1, 3, 2, 9, 2, 2, 1, 5)
+    order = [Partition(str(index), size) for index, size in enumerate(sizes)]
+    issuer.begin(order, 4)
+    for partition in reversed(order):
+        issuer.ready(partition, torch.zeros(1))
+        issuer.advance()
+    issued = [partition for partition in order if partition.work is not None]
+    assert [each.nbytes for each in issued] == [1, 3]
+    while issued:
+        ended: Any = issued.pop(0)
+        del flying[ended.name]
+        ended.work.done()
+        issued = [partition for partition in order if partition.work is not None and not partition.complete]
+    assert all(partition.complete for partition in order)
+    assert len(most) == len(order)
+    assert sorted(most)[-2:] == [5, 9]
+    assert max(size for size in most if size not in (5, 9)) == 4
 
 
 @pytest.fixture
@@ -327,7 +383,7 @@ def test_turns_end_on_the_same_step() -> None:
 
 def test_pieces() -> None:
     """Small gradients of one module are in one piece; a shared weight belongs to its first module."""
-    model = schedule.network()
+    model = schedule_loops.network()
     layers, owned = pieces_of(model)
     names = [[[each.name for each in piece.parameters] for piece in layer] for layer in layers]
     assert names[:2] == [[["scale"]], [["first.weight", "first.bias"]]]
@@ -349,10 +405,13 @@ def test_a_use_of_a_gradient_waits() -> None:
         lambda: guard.grad_fn,
         lambda: torch._foreach_norm([torch.ones(1), guard]),
         lambda: torch.stack(tensors=[guard]),
+        lambda: copy.deepcopy(guard),
+        lambda: pickle.dumps(guard),
     )
     for count, use in enumerate(uses, start=1):
         use()
         assert len(calls) == count
+    assert type(copy.deepcopy(guard)) is type(pickle.loads(pickle.dumps(guard))) is torch.Tensor
     value = nn.Parameter(torch.zeros(3))
     value.grad = guard
     assert value.grad is guard
@@ -371,102 +430,3 @@ def test_plan_in_the_log() -> None:
     """Limits and what was simulated."""
     text = str(planning.Plan(((0, 0),), 4096, None, 2_500_000, 3_000_000))
     assert text == "partition 4096 B, credit unlimited, 2.50 ms a step by simulation, 3.00 in program order"
-
-
-# ---- training: the cases of a pool share two lives of the runtime, which take longer than the steps
-
-LIMITS: tuple[Any, ...] = (4096, None, "auto")  # small partitions, whole gradients, what the simulation chooses
-
-
-@pytest.mark.parametrize("form", checks.FORMS)
-@pytest.mark.parametrize("size", [2, 3])
-def test_every_loop(pools: Pools, size: int, form: str) -> None:
-    """In small partitions."""
-    cases = [schedule.Case(loop, form=form) for loop in schedule.LOOPS]
-    dtype = "float32" if size == 2 else "float64"
-    pools.get("processes", size).run(schedule.reach_weights_of_ddp, cases, dtype, limit=250)
-
-
-def test_every_optimizer(pools: Pools) -> None:
-    """With two ranks, bit by bit."""
-    cases = [schedule.Case("plain", name, limits, None) for name in schedule.OPTIMIZERS for limits in LIMITS]
-    pools.get("processes", 2).run(schedule.reach_weights_of_ddp, cases, limit=250)
-
-
-@pytest.mark.parametrize("size", [3, 4])
-def test_every_backend(pools: Pools, size: int) -> None:
-    """On more ranks."""
-    kinds = (("gloo", "sgd"), ("shm", "adam"), ("auto", "adamw"))
-    cases = [schedule.Case("plain", optimizer, 4096, backend) for backend, optimizer in kinds]
-    pools.get("processes", size).run(schedule.reach_weights_of_ddp, cases, limit=250)
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_buffers(pools: Pools, size: int) -> None:
-    """Of any type, in one operation for each step."""
-    pools.get("processes", size).run(schedule.buffers_are_those_of_ddp, limit=120)
-
-
-def test_every_tuning(pools: Pools) -> None:
-    """The plan changes while the job trains, and the weights do not."""
-    cases = [schedule.Case("long", limits="auto", tuning=kind) for kind in checks.TUNING]
-    pools.get("processes", 2).run(schedule.reach_weights_of_ddp, cases, limit=250)
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_live_order(pools: Pools, size: int) -> None:
-    """Rank 0 decides while each backward pass runs; gradients come at other times on other ranks."""
-    loops = ("plain", "unused", "accumulated", "twice", "clipped", "evaluated", "frozen", "delayed", "paused")
-    cases = [
-        schedule.Case(loop, backend="gloo" if index % 2 else "shm", order="leader") for index, loop in enumerate(loops)
-    ]
-    dtype = "float32" if size == 2 else "float64"
-    pools.get("processes", size).run(schedule.reach_weights_of_ddp, cases, dtype, limit=200)
-
-
-def test_settings_are_kept(pools: Pools, tmp_path: Path) -> None:
-    """A second training begins with the settings of the first."""
-    pools.get("processes", 2).run(schedule.settings_are_kept, str(tmp_path / "settings.json"), limit=120)
-
-
-def test_steps_are_traced(pools: Pools, tmp_path: Path) -> None:
-    """On every rank."""
-    pools.get("processes", 2).run(schedule.steps_are_traced, str(tmp_path), limit=120)
-
-
-# ---- the defects of the public code (bytescheduler branch of byteps)
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_defects_of_the_public_code_are_absent(pools: Pools, size: int) -> None:
-    """Defects 1 to 4 and 6 to 8, as ``schedule_defects.DEFECTS`` numbers them; defect 5: ``test_every_optimizer``."""
-    pools.get("processes", size).run(schedule_defects.defects_are_absent, limit=120)
-
-
-# ---- mistakes, and the end
-
-
-def test_mistakes(pools: Pools) -> None:
-    """One error on all ranks."""
-    pools.get("processes", 2).run(schedule_defects.mistakes, limit=120)
-
-
-def test_sparse_gradients(pools: Pools) -> None:
-    """Are refused when the first one comes."""
-    pools.get("processes", 2).run(schedule_defects.sparse_gradients, limit=60)
-
-
-def test_exception_in_the_backward_pass(pools: Pools) -> None:
-    """No rank hangs."""
-    pools.get("processes", 2).run(schedule_defects.exception_in_the_backward_pass, limit=120)
-
-
-def test_closed_after_a_failure(pools: Pools) -> None:
-    """Model and optimizer are as before, and can be used on another group."""
-    pools.get("processes", 2).run(schedule_defects.closed_after_a_failure, limit=120)
-
-
-@pytest.mark.parametrize("through_torch", [False, True])
-def test_last_step_is_made_at_the_end(pools: Pools, through_torch: bool) -> None:
-    """Of the group, or of the job."""
-    pools.get("processes", 2).run(schedule_defects.last_step_is_made_at_the_end, through_torch, limit=120)

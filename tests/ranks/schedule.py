@@ -3,16 +3,10 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import os
-import random
-import signal
 import statistics
-import subprocess
-import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,285 +15,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
 
+import mcr_dl
 from mcr_dl.base import launcher
 from mcr_dl.base.errors import McrError
 from mcr_dl.schedule import ByteScheduler, kept
+from ranks.schedule_loops import ALL, FEWER, LONG, OPTIMIZERS, PREPARED, Model, Network, loss_of, network
 from ranks.torch_training import life
-
-STEPS = 50  # of the plain loop
-LONG = 540  # of all plans that a search compares
-FEWER = 12  # of the others; the plan is made after four
-
-Model = DistributedDataParallel | ByteScheduler
-Optimizers = Callable[[nn.Module], torch.optim.Optimizer]
-
-OPTIMIZERS: dict[str, Optimizers] = {
-    "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9),
-    "adam": lambda model: torch.optim.Adam(model.parameters(), lr=0.003),
-    "adamw": lambda model: torch.optim.AdamW(model.parameters(), lr=0.003),
-    "groups": lambda model: torch.optim.AdamW(
-        [
-            {"params": [value for value in model.parameters() if value.dim() > 1], "weight_decay": 0.1},
-            {"params": [value for value in model.parameters() if value.dim() == 1], "lr": 0.01},
-        ],
-        lr=0.003,
-    ),
-}
-
-
-class Network(nn.Module):
-    """A shared weight, parameters of a module with children, a layer that only some steps use, large and small ones."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(12, 160)
-        self.scale = nn.Parameter(torch.ones(160))
-        self.inner = nn.Sequential(nn.Linear(160, 160), nn.ReLU(), nn.LayerNorm(160))
-        self.tied = nn.Linear(160, 160, bias=False)
-        self.tied.weight = self.inner[0].weight
-        self.side = nn.Linear(160, 160)
-        self.never = nn.Linear(3, 3)
-        self.last = nn.Linear(160, 4)
-
-    def forward(self, x: torch.Tensor, side: bool = True) -> torch.Tensor:
-        x = torch.relu(self.first(x)) * self.scale
-        x = self.tied(self.inner(x))
-        if side:
-            x = x + self.side(x)
-        out: torch.Tensor = self.last(x)
-        return out
-
-
-def network() -> Network:
-    """With equal weights on all ranks and in both legs."""
-    torch.manual_seed(7)
-    return Network().to(torch.get_default_dtype())
-
-
-def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Different on every rank."""
-    generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
-    return torch.randn(6, 12, generator=generator), torch.randn(6, 4, generator=generator)
-
-
-def _loss(model: nn.Module, step: int, **given: Any) -> torch.Tensor:
-    x, y = batch(step)
-    return nn.functional.mse_loss(model(x, **given), y)
-
-
-# ---- training loops: each is run with DDP and with ByteScheduler
-
-
-def plain(model: Model, optimizer: torch.optim.Optimizer) -> None:
-    """The usual loop."""
-    for step in range(STEPS):
-        _loss(model, step).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def zeroed_first(model: Model, optimizer: torch.optim.Optimizer) -> None:
-    """Gradients are set to zeros, and before the forward pass."""
-    for step in range(FEWER):
-        optimizer.zero_grad(set_to_none=False)
-        _loss(model, step).backward()
-        optimizer.step()
-
-
-def scheduled(model: Model, optimizer: torch.optim.Optimizer) -> None:
-    """A learning rate that changes right after each step."""
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    for step in range(FEWER):
-        _loss(model, step).backward()
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
-
-
-def unused(model: Model, optimizer: torch.optim.Optimizer) -> None:
-    """Ranks use different layers, and no rank uses one of them in some steps."""
-    for step in range(FEWER):
-        _loss(model, step, side=step % 3 != 0 and (step + dist.get_rank()) % 2 == 0).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def accumulated(model: Model, optimizer: torch.optim.Optimizer) -> None:
-    """Two backward passes per step, the first without a reduction."""
-    for step in range(FEWER):
-        for last in (False, True):
-            with nullcontext() if last else model.no_sync():
-                _loss(model, 2 * step + last).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def twice(model: Model, optimizer: torch.optim.Optimizer) -> None:
-    """Two backward passes per step, each with a reduction."""
-    for step in range(FEWER):
-        for part in (0, 1):
-            _loss(model, 2 * step + part).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def partly_unused(model: Model, optimizer: torch.optim.Optimizer) -> None:
-    """The layer is used in the first of two backward passes, and in the second on no rank, on one, or on all."""
-    for step in range(FEWER):
-        synchronized = step % 2 == 1
-        with nullcontext() if synchronized else model.no_sync():
-            _loss(model, 2 * step).backward()
-        some = (False, step % 4 < 2 and dist.get_rank() == 0, True)
-        _loss(model, 2 * step + 1, side=some[step % 3]).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def discarded(model: Model, optimizer: torch.optim.Optimizer) -> None:
-    """Gradients, of which those of a layer are of one rank alone, are cleared instead of used."""
-    for step in range(FEWER):
-        _loss(model, 2 * step, side=dist.get_rank() == 0).backward()
-        if step % 3:
-            optimizer.zero_grad(set_to_none=step % 3 == 1)
-        if step % 2:
-            _loss(model, 2 * step + 1, side=dist.get_rank() == 1).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def local_first(model: Model, optimizer: torch.optim.Optimizer) -> None:
-    """Steps of local gradients come before the first that reduces any."""
-    for step in range(FEWER):
-        with nullcontext() if step > 5 else model.no_sync():
-            _loss(model, step).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def clipped(model: Model, optimizer: torch.optim.Optimizer) -> None:
-    """All gradients are needed before the step."""
-    for step in range(FEWER):
-        _loss(model, step).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def scaled(model: Model, optimizer: torch.optim.Optimizer) -> None:
-    """GradScaler leaves out the steps whose gradients are not finite."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=5)
-    for step in range(FEWER):
-        loss = _loss(model, step)
-        if step % 7 == 3 and dist.get_rank() == 1:
-            loss = loss * float("inf")
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-
-
-def evaluated(model: Model, optimizer: torch.optim.Optimizer) -> None:
-    """Evaluation and checkpoints between the steps."""
-    for step in range(FEWER):
-        _loss(model, step).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if step % 5 == 2:
-            with torch.no_grad():
-                _loss(model, step)
-            model.eval()
-            _loss(model, step)
-            model.train()
-        if step % 10 == 4:
-            weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
-            model.load_state_dict(weights)
-            optimizer.load_state_dict(state)
-
-
-def averaged(model: Model, optimizer: torch.optim.Optimizer) -> None:
-    """The wrapped model's parameters are read after each step."""
-    mean = [torch.zeros_like(value) for value in model.parameters()]
-    for step in range(FEWER):
-        _loss(model, step).backward()
-        optimizer.step()
-        model.zero_grad()
-        for value, new in zip(mean, model.parameters(), strict=True):
-            value.lerp_(new.detach(), 0.1)
-    with torch.no_grad():
-        for value, new in zip(mean, model.parameters(), strict=True):
-            new.copy_(value)  # what is compared
-
-
-def checkpointed(model: Model, optimizer: torch.optim.Optimizer) -> None:
-    """Activations of the inner layers are computed again in the backward pass."""
-    inner = model.module.inner
-    forward = inner.forward
-    inner.forward = lambda x: checkpoint(forward, x, use_reentrant=False)
-    for step in range(FEWER):
-        _loss(model, step).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    del inner.forward
-
-
-def frozen(model: Model, optimizer: torch.optim.Optimizer) -> None:
-    """A layer does not need gradients for some steps."""
-    for step in range(FEWER):
-        model.module.side.requires_grad_(step not in (5, 6, 7))
-        _loss(model, step).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def delayed(model: Model, optimizer: torch.optim.Optimizer) -> None:
-    """Gradients become ready at random times, different on each rank."""
-    generator = random.Random(dist.get_rank())
-    hooks = [
-        value.register_hook(lambda _: time.sleep(generator.random() * 0.003)) for value in model.module.parameters()
-    ]
-    for step in range(FEWER):
-        _loss(model, step).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    for hook in hooks:
-        hook.remove()
-
-
-def paused(model: Model, optimizer: torch.optim.Optimizer) -> None:
-    """A rank is stopped for a second between two layers of a backward pass."""
-
-    def pause(_: torch.Tensor) -> None:
-        subprocess.Popen(["sh", "-c", f"sleep 1; kill -CONT {os.getpid()}"])
-        os.kill(os.getpid(), signal.SIGSTOP)
-
-    for step in range(FEWER):
-        here = step == 7 and dist.get_rank() == 1
-        hook = model.module.inner[0].weight.register_hook(pause) if here else None
-        _loss(model, step).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if hook:
-            hook.remove()
-
-
-def long(model: Model, optimizer: torch.optim.Optimizer) -> None:
-    """Steps for all plans that are compared."""
-    for step in range(LONG):
-        _loss(model, step).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    if isinstance(model, ByteScheduler):
-        assert not model.comparing
-
-
-_SIMPLE = (plain, zeroed_first, scheduled, unused, accumulated, twice, clipped, scaled, evaluated)
-_UNUSED = (partly_unused, discarded, local_first)
-_OTHER = (averaged, checkpointed, frozen, delayed, paused)
-LOOPS = {each.__name__: each for each in (*_SIMPLE, *_UNUSED, *_OTHER)}
-_ALL = {**LOOPS, "long": long}
 
 
 class Case(NamedTuple):
@@ -313,22 +35,25 @@ class Case(NamedTuple):
     tuning: str = "shortlist"
     order: str = "static"
 
-    def wrapped(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> ByteScheduler:
+    def wrapped(self, model: nn.Module, optimizer: torch.optim.Optimizer, group: Any = None) -> ByteScheduler:
         """The model with ByteScheduler's options."""
-        limits: Any = {"partition": self.limits, "credit": self.limits}
-        return ByteScheduler(
-            model, optimizer, **limits, form=self.form, backend=self.backend, tuning=self.tuning, order=self.order
-        )
+        given: Any = {"partition": self.limits, "credit": self.limits, "form": self.form, "tuning": self.tuning}
+        return ByteScheduler(model, optimizer, **given, order=self.order, group=group, backend=self.backend)
 
 
 Wrap = Callable[[nn.Module, torch.optim.Optimizer], Model]
 
 
+def _as_it_is(_: Network) -> None:
+    """Prepare nothing."""
+
+
 def _trained(case: Case, wrap: Wrap) -> Any:
     model = network()
+    PREPARED.get(case.loop, _as_it_is)(model)
     optimizer = OPTIMIZERS[case.optimizer](model)
     wrapped = wrap(model, optimizer)
-    _ALL[case.loop](wrapped, optimizer)
+    ALL[case.loop](wrapped, optimizer)
     found = {name: value.clone() for name, value in wrapped.state_dict().items()}
     if isinstance(wrapped, ByteScheduler):
         wrapped.close()
@@ -364,6 +89,22 @@ def _compare(case: Case, found: dict[str, torch.Tensor], expected: dict[str, tor
     assert error <= (1e-6 if dtype == "float32" else 1e-13), (case, error)
 
 
+def part_of_the_ranks(candidate: str) -> None:
+    """A group of the last two ranks reaches their weights with DistributedDataParallel, in large partitions."""
+    case, ranks = Case(limits=None, backend=candidate), [1, 2]
+    with life("gloo"):
+        part = dist.new_group(ranks)
+        reference: Wrap = lambda model, _: DistributedDataParallel(  # noqa: E731
+            model, process_group=part, find_unused_parameters=True
+        )
+        expected = _trained(case, reference) if dist.get_rank() in ranks else {}
+    with life("mcr"):
+        part = mcr_dl.new_group(ranks, backend="gloo,mpi,stripe(gloo,mpi)")
+        found = _trained(case, partial(case.wrapped, group=part)) if dist.get_rank() in ranks else {}
+    assert list(found) == list(expected)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
 def _with_buffers() -> nn.Module:
     """Buffers of several types and shapes, which differ between the ranks."""
     torch.manual_seed(7)
@@ -387,7 +128,7 @@ def buffers_are_those_of_ddp() -> None:
             wrapped = wrap(model, optimizer)
             for step in range(FEWER):
                 model[1].running_mean += dist.get_rank()
-                _loss(wrapped, step).backward()
+                loss_of(wrapped, step).backward()
                 optimizer.step()
                 optimizer.zero_grad()
             wrapped.state_dict()  # after all updates
@@ -411,7 +152,7 @@ def settings_are_kept(file: str) -> None:
         optimizer = OPTIMIZERS["sgd"](model)
         scheduler = ByteScheduler(model, optimizer, tuning=tuning)
         for step in range(steps):
-            _loss(scheduler, step).backward()
+            loss_of(scheduler, step).backward()
             optimizer.step()
             optimizer.zero_grad()
         return scheduler
@@ -439,7 +180,7 @@ def steps_are_traced(folder: str) -> None:
 
         def train(steps: int) -> None:
             for step in range(steps):
-                _loss(scheduler, step).backward()
+                loss_of(scheduler, step).backward()
                 optimizer.step()
                 optimizer.zero_grad()
 

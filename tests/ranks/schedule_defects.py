@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -285,6 +287,10 @@ def _misuse(model: nn.Module) -> None:
     copied(torch.ones(2, 4)).sum().backward()
     with pytest.raises(UnsupportedError, match="the model is compiled"):
         torch.compile(scheduler, backend="eager")(torch.ones(2, 4))
+    model.compile(backend="eager")
+    with pytest.raises(UnsupportedError, match="a module of type Linear is compiled"):
+        scheduler(torch.ones(2, 4))
+    model._compiled_call_impl = None
     scheduler.close()
     scheduler.close()
     model(torch.ones(2, 4)).sum().backward()
@@ -326,10 +332,42 @@ def exception_in_the_backward_pass() -> None:
         else:
             scheduler(torch.ones(2, 64)).sum().backward()
             optimizer.step()
-            with pytest.raises(mcr_dl.CollectiveTimeoutError, match=r"timed out.*rank 1"):
+            with pytest.raises(mcr_dl.CollectiveTimeoutError, match=r"timed out.*rank 1.*; ByteScheduler waits for "):
                 scheduler(torch.ones(2, 64))
             with pytest.raises(McrError, match="an earlier operation failed"):
                 scheduler(torch.ones(2, 64)).sum().backward()
+
+
+def waits_are_logged() -> None:
+    """What waits for all gradients, the first time."""
+    texts: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("mcr_dl")
+    with life("mcr"):
+        model = nn.Linear(64, 64)
+        optimizer = _sgd(model)
+        scheduler = ByteScheduler(model, optimizer, partition=1024, credit=1024)
+        level = log.level
+        log.setLevel("INFO")
+        log.addHandler(handler)
+        uses: dict[str, Callable[[], object]] = {
+            "state_dict()": model.state_dict,
+            "load_state_dict()": lambda: optimizer.load_state_dict(torch.optim.SGD(model.parameters()).state_dict()),
+            "parameters()": lambda: [*scheduler.parameters()],
+            "eval()": lambda: scheduler.eval().train(),
+            "close()": scheduler.close,
+        }
+        for use in uses.values():
+            for _ in range(2):
+                if scheduler._hooks:
+                    scheduler(torch.ones(2, 64)).sum().backward()
+                    optimizer.step()
+                    use()
+        log.removeHandler(handler)
+        log.setLevel(level)
+    waits = [text.split(": ")[1] for text in texts if "waits for all" in text]
+    assert waits == [f"{name} waits for all gradients and updates" for name in uses]
 
 
 def last_step_is_made_at_the_end(through_torch: bool) -> None:

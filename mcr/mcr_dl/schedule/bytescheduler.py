@@ -6,11 +6,10 @@ from __future__ import annotations
 import logging
 import os
 import time
-import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,7 +19,7 @@ from mcr_dl import _C
 from mcr_dl.base.errors import McrError, UnsupportedError
 from mcr_dl.groups import default_group, making
 from mcr_dl.runtime import handles, state
-from mcr_dl.schedule import buffers, checks, choosing, guard, planning, timeline
+from mcr_dl.schedule import buffers, checks, choosing, guard, hooks, planning, timeline
 from mcr_dl.schedule.gradients import Parameter, Piece, in_order, joined
 from mcr_dl.schedule.issue import Issuer, Partition, Transfers
 from mcr_dl.schedule.leader import Leader
@@ -75,7 +74,7 @@ class ByteScheduler(nn.Module):
             form: "all_reduce", or "reduce_scatter": reduce_scatter in the backward pass, and then all_gather in the
                 order of the forward pass; "auto" limits stand for None there.
             tuning: how "auto" limits are found. "shortlist": the plans that simulation prefers take turns of some
-                training steps, and the fastest stays, after about 120 steps; "bayesian": then 15 more settings are
+                training steps, and the fastest stays, after about 130 steps; "bayesian": then 15 more settings are
                 measured, 25 steps each, which an optimiser finds (``pip install mcr-dl[tune]``); "simulation": the plan
                 that simulation prefers.
             order: "static": the plan's order. "leader": rank 0 chooses the order by priority during each backward pass,
@@ -123,9 +122,9 @@ class ByteScheduler(nn.Module):
 
     def _reset(self, owned: dict[nn.Module, list[int]]) -> None:
         """The state before the first step."""
-        self._synchronizes = True
+        self._synchronizes = self._reducing = True  # outside no_sync(), and in the last forward pass
         self._open = False  # a backward pass is running
-        self._reads = 0
+        self._drained: set[str] = set()  # what has waited for all gradients
         self._steps = 0  # that have reduced gradients
         self._reduces = False  # a backward pass since the last step has done so
         self._issued: int | None = None
@@ -148,45 +147,23 @@ class ByteScheduler(nn.Module):
         self._adopt(planning.Plan(()))
 
     def _install(self, owned: dict[nn.Module, list[int]]) -> None:
-        root = self.module
-        # Functions and not methods: a copy of the model would copy the methods' object.
-        hooks = [
-            root.register_forward_pre_hook(lambda module, _args: self._enter(module)),
+        root, optimizer = self.module, self._optimizer
+        self._gates = hooks.Gates(root, self._enter, self._need)
+        self._gates.add(owned)
+        self._hooks = [
             root.register_forward_hook(lambda *_: setattr(self, "_clock", time.perf_counter_ns())),
+            *hooks.of_gradients(self._values, self._before_gradient, self._gradient),
+            *hooks.of_states(root, optimizer, self._drain),
         ]
-        for module, layers in owned.items():
-            hooks.append(self._gate(module, layers))
-        for each in self._values:
-            value: Any = each.value  # torch's functions that set hooks have no types
-            hooks.append(value.register_hook(lambda _, each=each: self._before_gradient(each)))
-            hooks.append(value.register_post_accumulate_grad_hook(lambda _, each=each: self._gradient(each)))
-        for module in root.modules():
-            untyped = cast(Any, module)
-            hooks.append(untyped.register_state_dict_pre_hook(lambda *_: self.synchronize()))
-            hooks.append(untyped.register_load_state_dict_pre_hook(lambda *_: self.synchronize()))
-        optimizer = self._optimizer
-        hooks.append(optimizer.register_state_dict_pre_hook(lambda _: self.synchronize()))
-        hooks.append(optimizer.register_load_state_dict_pre_hook(lambda _o, _s: self.synchronize()))
-        original = optimizer.step
-
-        def step(_optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
-            return self._step(closure) if self._hooks else original(closure)
-
-        cast(Any, step)._wrapped_by_lr_sched = True  # a learning-rate scheduler looks for it
-        cast(Any, step)._scheduler = self
-        optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
-        self._hooks = hooks
+        hooks.replace_step(optimizer, self._step, lambda: bool(self._hooks), self)
         state.current().before_end(self._core.name(), self._at_end)
-
-    def _gate(self, module: nn.Module, layers: list[int]) -> Any:
-        return module.register_forward_pre_hook(lambda _m, _a: self._need(layers))
 
     def _at_end(self) -> None:
         """The job or the group ends."""
         if self._issuer.failed:  # which has been raised
             return
         try:
-            self.synchronize()
+            self._drain("the end")
         except Exception as error:
             _log.warning("ByteScheduler: the updates of the last step were not made: %s", error)
 
@@ -209,8 +186,9 @@ class ByteScheduler(nn.Module):
         """
         try:
             if not self._issuer.failed:
-                self.synchronize()
+                self._drain("close()")
         finally:
+            self._gates.remove()
             for hook in self._hooks:
                 hook.remove()
             self._hooks = []
@@ -250,7 +228,7 @@ class ByteScheduler(nn.Module):
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """As in torch, after all updates."""
         if getattr(self, "_hooks", None):
-            self.synchronize()
+            self._drain("parameters()")
         return super().named_parameters(*args, **kwargs)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -260,17 +238,19 @@ class ByteScheduler(nn.Module):
     def train(self, mode: bool = True) -> ByteScheduler:
         """As in torch; before evaluation all updates are made."""
         if not mode and hasattr(self, "_hooks"):
-            self.synchronize()
+            self._drain("eval()")
         return super().train(mode)
 
     def _enter(self, module: nn.Module) -> None:
         if module is not self.module:  # a copy, with copies of its hooks
             return
         self._require_complete_backward()
+        checks.eager(self._gates.modules)
         if not torch.is_grad_enabled() or not self.module.training:
-            self.synchronize()
+            self._drain("a forward pass without training")
             return
         self._seen.clear()
+        self._reducing = self._synchronizes
         self._update(self._entry, others=True)
         self._update_complete()
         if self.broadcast_buffers and self._synchronizes:
@@ -278,13 +258,16 @@ class ByteScheduler(nn.Module):
 
     def _require_complete_backward(self) -> None:
         """An exception in a backward pass leaves gradients that this rank never gave to the others."""
-        if self._open and torch._C._current_graph_task_id() == -1:
+        if self._open and not hooks.in_backward_pass():
             raise McrError(checks.BROKEN_OFF)
 
     def _need(self, layers: list[int]) -> None:
         """The forward pass is about to use these layers."""
         self._update(layers)
-        if self._steps <= planning.RECORDED and torch.is_grad_enabled() and not self._open:
+        if not torch.is_grad_enabled() or hooks.in_backward_pass():
+            return
+        self._reducing = self._synchronizes
+        if self._steps <= planning.RECORDED:
             now = time.perf_counter_ns()
             for layer in layers:
                 self._seen.setdefault(layer, now)
@@ -318,7 +301,7 @@ class ByteScheduler(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes in the block add gradients up without a reduction, as DDP's."""
+        """The gradients of forward passes in the block add up without a reduction, as DDP's."""
         before, self._synchronizes = self._synchronizes, False
         try:
             yield
@@ -334,7 +317,7 @@ class ByteScheduler(nn.Module):
             self._finish_all()
 
     def _gradient(self, each: Parameter) -> None:
-        if not self._synchronizes:
+        if not self._reducing:
             self._earlier[each.index] = 1
             return
         piece = self._piece_of[each.value]
@@ -391,14 +374,17 @@ class ByteScheduler(nn.Module):
     # ---- waiting and updates
 
     def _read(self) -> None:
-        """A gradient is used before the step's update."""
-        self._reads += 1
-        if self._reads == 1:
-            _log.info("ByteScheduler: gradients are used before step(), so each such step waits for all of them")
-        self._finish_all()
+        self._drain("a use of gradients before step()")
 
     def synchronize(self) -> None:
         """Wait for all gradients, and make the updates of the last step."""
+        self._finish_all()
+
+    def _drain(self, reason: str) -> None:
+        """Wait for all gradients and updates; the first time that a reason makes this necessary, the log names it."""
+        if reason not in self._drained and any(piece.open or piece.due is not None for piece in self._pieces):
+            self._drained.add(reason)
+            _log.info("ByteScheduler: %s waits for all gradients and updates", reason)
         self._finish_all()
 
     def _finish_all(self) -> None:
@@ -449,7 +435,7 @@ class ByteScheduler(nn.Module):
         self._steps += 1
         if self._steps == 1:
             self._times.first_use = self._uses.first_uses()
-            self._hooks += [self._gate(module, layers) for module, layers in self._uses.added.items()]
+            self._gates.add(self._uses.added)
         if self._steps == planning.RECORDED + 1:
             self._make_plan()
         elif self._choice.step_ended():

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container
+from collections.abc import Collection, Container, Iterable
 from typing import Any
 
 import torch
@@ -66,6 +66,13 @@ def model_and_optimizer(module: object, optimizer: object) -> None:
             "model.parameters() after the model has its final type and device"
         )
         raise InvalidArgumentError(message)
+
+
+def eager(modules: Iterable[nn.Module]) -> None:
+    """Raise UnsupportedError if one of the modules has been compiled since ByteScheduler was made."""
+    for each in modules:
+        if each._compiled_call_impl is not None:
+            raise UnsupportedError(COMPILED.format(f"a module of type {type(each).__name__}"))
 
 
 def _module(path: str, module: nn.Module) -> None:

@@ -58,7 +58,7 @@ class Choice:
         plans = planning.make(known, self.limits, self.transfers.halves)
         plan = plans[0]
         if self.kind != "simulation" and self.limits == ("auto", "auto") and not self.transfers.halves:
-            self._key = kept.key(self.group, known.sizes, known.kinds, self.transfers.backend)
+            self._key = kept.key(self.group, known.sizes, known.kinds, self.transfers.candidate)
         found = self._kept()
         if found is not None:
             plan = known.plan(found.join, found.partition, found.credit, found.priorities)

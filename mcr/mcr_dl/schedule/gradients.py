@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -181,6 +182,19 @@ class ReadGradient(torch.Tensor):
             each.__dict__["wait"]()
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        """A copy of the reduced gradient, as a plain tensor."""
+        return copy.deepcopy(self._reduced(), memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickled as a plain tensor."""
+        plain: Any = self._reduced()
+        return plain.__reduce_ex__(protocol)
+
+    def _reduced(self) -> torch.Tensor:
+        self.__dict__["wait"]()
+        return self.as_subclass(torch.Tensor)
 
 
 def _found(cls: type[ReadGradient], args: Any, kwargs: Any) -> list[ReadGradient]:

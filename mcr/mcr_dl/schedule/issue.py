@@ -62,6 +62,11 @@ class Transfers:
     fastest: str | None = None
     use: Partition | None = None
 
+    @property
+    def candidate(self) -> str | None:
+        """That of gradients' all_reduces."""
+        return self.backend or self.fastest
+
     def halve(self, partitions: Sequence[Partition], by_use: Sequence[Partition]) -> list[Partition]:
         """Give partitions that can be halved their second halves, which are returned in the order ``by_use``."""
         if not self.halves:
@@ -87,8 +92,8 @@ class Transfers:
 
     def reduce(self, memory: torch.Tensor, candidate: str | None = None) -> _C.Work:
         """Start the sum of a gradient's memory over the ranks, on a candidate or on that of all gradients."""
-        name = candidate or self.backend or self.fastest
-        return _C.all_reduce(memory, torch.distributed.ReduceOp.SUM, self.group, True, backend=name)
+        total = torch.distributed.ReduceOp.SUM
+        return _C.all_reduce(memory, total, self.group, True, backend=candidate or self.candidate)
 
 
 @dataclass(eq=False)
@@ -245,6 +250,7 @@ class Issuer:
             partition.work.wait()
         except BaseException as error:
             if isinstance(error, Exception):
+                error.args = (f"{error}; ByteScheduler waits for {partition.name}",)
                 self._failure = error
             raise
         self._end(partition)
@@ -292,7 +298,7 @@ class Issuer:
             except Exception as error:
                 self._failure = error
                 raise
-            self.digest = zlib.crc32(partition.name.encode(), self.digest)
+            self.digest = zlib.crc32(f"{partition.name} {partition.nbytes}".encode(), self.digest)
             with self._counts:
                 self._flying.append(partition)
                 self._queue.popleft()

@@ -73,8 +73,8 @@ def path() -> Path:
     return table.default_path(host()).parent.parent / "schedules" / f"{host().fingerprint}.json"
 
 
-def key(group: _C.Group, sizes: Sequence[int], kinds: Sequence[str], backend: str | None) -> str | None:
-    """What settings are kept for: the sizes and types of the model's gradients, the ranks, backends and versions.
+def key(group: _C.Group, sizes: Sequence[int], kinds: Sequence[str], candidate: str | None) -> str | None:
+    """What settings are kept for: the sizes and types of the model's gradients, their candidate, the ranks, versions.
 
     None, equally on all ranks, if the job keeps none.
     """
@@ -83,7 +83,7 @@ def key(group: _C.Group, sizes: Sequence[int], kinds: Sequence[str], backend: st
         return None
     shape = knowledge.shape(list(group.ranks))
     versions = [_C.__version__, str(torch.__version__)]
-    facts = [list(sizes), list(kinds), str(shape), backend, list(group.backends), versions]
+    facts = [list(sizes), list(kinds), str(shape), candidate, list(group.backends), versions]
     return hashlib.sha256(documents.dumps(facts).encode()).hexdigest()[:32]
 
 

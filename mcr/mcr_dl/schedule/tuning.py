@@ -32,7 +32,7 @@ Agree = Callable[[list[int]], list[int]]
 """From the times on this rank to those of the slowest rank, equal on all ranks."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Trial:
     """One plan and its measured turns: nanoseconds a step on this rank."""
 
@@ -43,7 +43,7 @@ class Trial:
 def shortlist(plans: Sequence[Plan], trials: list[Trial], agree: Agree) -> Turns:
     """Plans take turns; after each round the slower half leaves, until one is left.
 
-    The last program order stays unless the last other plan saves more than ``planning.GAIN``.
+    The fastest program order remains to the end, and stays unless another plan saves more than ``planning.GAIN``.
     """
     left = [Trial(plan) for plan in plans]
     trials += left
@@ -53,9 +53,12 @@ def shortlist(plans: Sequence[Plan], trials: list[Trial], agree: Agree) -> Turns
         agreed = agree([round(statistics.median(trial.turns)) for trial in left])
         times = dict(zip(map(id, left), agreed, strict=True))
         left.sort(key=lambda trial: times[id(trial)])
-        if len(left) == 2 and times[id(left[0])] > times[id(left[1])] * (1 - planning.GAIN):
-            left.sort(key=lambda trial: trial.plan.priorities)
+        order = next((trial for trial in left if not trial.plan.priorities), None)
         left = left[: len(left) // 2]
+        if order is None or order in left:
+            continue
+        if len(left) > 1 or times[id(left[0])] > times[id(order)] * (1 - planning.GAIN):
+            left[-1] = order
     return left[0].plan
 
 

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ByteScheduler reaches the weights of DistributedDataParallel, and refuses what it cannot schedule."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import Pools
+from mcr_dl.schedule import checks
+from ranks import schedule, schedule_defects, schedule_loops
+
+# ---- training: the cases of a pool share two lives of the runtime, which take longer than the steps
+
+LIMITS: tuple[Any, ...] = (4096, None, "auto")  # small partitions, whole gradients, what the simulation chooses
+
+
+@pytest.mark.parametrize("form", checks.FORMS)
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_loop(pools: Pools, size: int, form: str) -> None:
+    """In small partitions."""
+    cases = [schedule.Case(loop, form=form) for loop in schedule_loops.LOOPS]
+    dtype = "float32" if size == 2 else "float64"
+    pools.get("processes", size).run(schedule.reach_weights_of_ddp, cases, dtype, limit=250)
+
+
+def test_every_optimizer(pools: Pools) -> None:
+    """With two ranks, bit by bit."""
+    cases = [schedule.Case("plain", name, limits, None) for name in schedule_loops.OPTIMIZERS for limits in LIMITS]
+    pools.get("processes", 2).run(schedule.reach_weights_of_ddp, cases, limit=250)
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_every_backend(pools: Pools, size: int) -> None:
+    """On more ranks."""
+    kinds = (("gloo", "sgd"), ("shm", "adam"), ("auto", "adamw"))
+    cases = [schedule.Case("plain", optimizer, 4096, backend) for backend, optimizer in kinds]
+    pools.get("processes", size).run(schedule.reach_weights_of_ddp, cases, limit=250)
+
+
+@pytest.mark.parametrize("candidate", ["mpi", "stripe(gloo,mpi)"])
+def test_part_of_the_ranks(pools: Pools, candidate: str) -> None:
+    """Two ranks of three train."""
+    pools.get("processes", 3).run(schedule.part_of_the_ranks, candidate, limit=120)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_buffers(pools: Pools, size: int) -> None:
+    """Of any type, in one operation for each step."""
+    pools.get("processes", size).run(schedule.buffers_are_those_of_ddp, limit=120)
+
+
+def test_every_tuning(pools: Pools) -> None:
+    """The plan changes while the job trains, and the weights do not."""
+    cases = [schedule.Case("long", limits="auto", tuning=kind) for kind in checks.TUNING]
+    pools.get("processes", 2).run(schedule.reach_weights_of_ddp, cases, limit=250)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_live_order(pools: Pools, size: int) -> None:
+    """Rank 0 decides while each backward pass runs; gradients come at other times on other ranks."""
+    loops = ("plain", "unused", "accumulated", "twice", "clipped", "evaluated", "frozen", "delayed", "paused")
+    cases = [
+        schedule.Case(loop, backend="gloo" if index % 2 else "shm", order="leader") for index, loop in enumerate(loops)
+    ]
+    dtype = "float32" if size == 2 else "float64"
+    pools.get("processes", size).run(schedule.reach_weights_of_ddp, cases, dtype, limit=200)
+
+
+def test_settings_are_kept(pools: Pools, tmp_path: Path) -> None:
+    """A second training begins with the settings of the first."""
+    pools.get("processes", 2).run(schedule.settings_are_kept, str(tmp_path / "settings.json"), limit=120)
+
+
+def test_steps_are_traced(pools: Pools, tmp_path: Path) -> None:
+    """On every rank."""
+    pools.get("processes", 2).run(schedule.steps_are_traced, str(tmp_path), limit=120)
+
+
+# ---- the defects of the public code (bytescheduler branch of byteps)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_defects_of_the_public_code_are_absent(pools: Pools, size: int) -> None:
+    """Defects 1 to 4 and 6 to 8, as ``schedule_defects.DEFECTS`` numbers them; defect 5: ``test_every_optimizer``."""
+    pools.get("processes", size).run(schedule_defects.defects_are_absent, limit=120)
+
+
+# ---- mistakes, and the end
+
+
+def test_mistakes(pools: Pools) -> None:
+    """One error on all ranks."""
+    pools.get("processes", 2).run(schedule_defects.mistakes, limit=120)
+
+
+def test_sparse_gradients(pools: Pools) -> None:
+    """Are refused when the first one comes."""
+    pools.get("processes", 2).run(schedule_defects.sparse_gradients, limit=60)
+
+
+def test_exception_in_the_backward_pass(pools: Pools) -> None:
+    """No rank hangs."""
+    pools.get("processes", 2).run(schedule_defects.exception_in_the_backward_pass, limit=120)
+
+
+def test_closed_after_a_failure(pools: Pools) -> None:
+    """Model and optimizer are as before, and can be used on another group."""
+    pools.get("processes", 2).run(schedule_defects.closed_after_a_failure, limit=120)
+
+
+def test_waits_are_logged(pools: Pools) -> None:
+    """Once for each reason."""
+    pools.get("processes", 2).run(schedule_defects.waits_are_logged, limit=60)
+
+
+@pytest.mark.parametrize("through_torch", [False, True])
+def test_last_step_is_made_at_the_end(pools: Pools, through_torch: bool) -> None:
+    """Of the group, or of the job."""
+    pools.get("processes", 2).run(schedule_defects.last_step_is_made_at_the_end, through_torch, limit=120)
