@@ -430,7 +430,7 @@ def test_command_with_unsupported_operation() -> None:
     ("arguments", "words"),
     [
         ("--ops all_redcue", "all_reduce, reduce,"),
-        ("--backends unknown", "nccl, mpi, gloo"),
+        ("--backends unknown", "nccl, shm, mpi, gloo"),
         ("--dtype float31", "float32"),
         ("--redop BAND", "SUM, AVG"),
         ("--min 4Q", "64K"),

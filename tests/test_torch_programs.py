@@ -49,7 +49,7 @@ def test_unknown_library_underneath() -> None:
     """One error on every rank, which names the known ones."""
     codes, text = _ranks(2, "destroyed", MCR_DL_BACKENDS="mpi,nothing")
     assert codes == [1, 1], text
-    assert text.count("InvalidArgumentError: MCR_DL_BACKENDS: expected one of nccl, mpi, gloo") == 2
+    assert text.count("InvalidArgumentError: MCR_DL_BACKENDS: expected one of nccl, shm, mpi, gloo") == 2
     assert "'nothing'" in text
 
 

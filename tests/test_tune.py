@@ -240,7 +240,7 @@ def test_an_interrupted_command_goes_on(tmp_path: Path) -> None:
     ("arguments", "part"),
     [
         (["--ops", "all_reduc"], "all_reduce"),
-        (["--backends", "mpj"], "nccl, mpi, gloo"),
+        (["--backends", "mpj"], "nccl, shm, mpi, gloo"),
         (["--dtypes", "float23"], "float32"),
         (["-n", "1"], "2"),
         (["show", "--table", "/nowhere/t.json"], "/nowhere/t.json"),

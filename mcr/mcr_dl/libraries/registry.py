@@ -20,9 +20,9 @@ VARIABLE = "MCR_DL_BACKENDS"
 # The descriptors of the backends that are more than a module, in order of preference.
 DESCRIBED: tuple[Library, ...] = (
     nccl.LIBRARY,  # before a CUDA-aware MPI
+    shm.LIBRARY,  # before libraries that also reach other hosts
     mpi.LIBRARY,
     c10d.GLOO,
-    shm.LIBRARY,
     mpi.MPICH,
     mpi.OPENMPI,
     c10d.FAKE,
@@ -81,8 +81,9 @@ def rendezvous() -> str:
 
 
 def first_for(device: str) -> str:
-    """The backend that is tried first for the memory of a device."""
-    return next(name for name in known_names() if device in describe(name).devices)
+    """The backend that is tried first for the memory of a device, of those that reach all hosts."""
+    libraries = map(describe, known_names())
+    return next(each.name for each in libraries if device in each.devices and not each.domain())
 
 
 def known_names() -> list[str]:

@@ -38,6 +38,8 @@ _CONFIDENCE = 0.1
 _ROUNDS = 3
 _CALLS = 12  # of a candidate at a point, at least: for warming up, planning and _ROUNDS
 _TRIALS = 3  # for planning the batches of small calls
+_WARM_UP_CALLS = 20  # calls of a large exchange until a backend that tries several ways has compared them
+_WARM_UP_SECONDS = 0.005  # what they may take; slower candidates are measured at once
 _VISITS = 3  # to a point that was disturbed
 _SUSPICIOUS = 1.1  # a call that takes so many times as long as a larger one was disturbed
 _IMPLAUSIBLE = 2  # one that still takes so many times as long is left out
@@ -214,6 +216,8 @@ class Measurement:
             one = prepare(case, name, self._group, shared)
             if name in found.samples or self._right(one, found):
                 ready[name] = one
+        if nbytes > _CUT:
+            self._warm_up(found, nbytes, ready)
         trials = _TRIALS if nbytes <= FLAT else 1
         seconds = _POINT_SECONDS_LARGE if nbytes in _LARGE else _POINT_SECONDS
         best: dict[str, Statistics] = {}
@@ -225,6 +229,13 @@ class Measurement:
         for name, each in best.items():
             sample = Sample(ready[name].nbytes, each.n, each.min_us, each.median_us, each.p99_us)
             found.samples.setdefault(name, []).append(sample)
+
+    def _warm_up(self, found: _Results, nbytes: int, ready: dict[str, Prepared]) -> None:
+        """Make calls that are not measured; the times that decide are equal on all ranks."""
+        for name, one in ready.items():
+            if 0 < found.expected(name, nbytes) * _WARM_UP_CALLS < _WARM_UP_SECONDS:
+                for _ in range(_WARM_UP_CALLS):
+                    one.call()
 
     def _spread(self) -> None:
         """Move each rank to a core of its own. The scheduler may have put ranks that sleep in turn on one core, and
