@@ -63,7 +63,7 @@ def test_some_ranks_alone_do_not_connect() -> None:
 def test_without_a_name_the_real_libraries_start(nursery: Nursery, size: int) -> None:
     """Not the backends that other packages have registered with torch, which may not even start."""
     ranks = start(nursery, ["plugged_in"], size)
-    assert [rank.text.count("STARTED mpi gloo shm\n") for rank in ranks] == [4] * size, ranks[0].text
+    assert [rank.text.count("STARTED shm mpi gloo\n") for rank in ranks] == [4] * size, ranks[0].text
 
 
 LEFT_OUT = "; it is left out (MCR_DL_BACKENDS names the backends to start)"
@@ -84,7 +84,7 @@ def test_a_library_that_cannot_start_here(nursery: Nursery, named: list[str], si
     for rank in start(nursery, ["loaded", "1", str(launchers.openmpi_library()), *named], size):
         assert "rank 1: backend 'mpi' is unavailable: this Open MPI needs its own launcher" in rank.text
         assert ("RAISED BackendUnavailableError: rank 1: " in rank.text) == bool(named), rank.text
-        assert ("STARTED gloo shm\n" in rank.text and LEFT_OUT in rank.text) != bool(named), rank.text
+        assert ("STARTED shm gloo\n" in rank.text and LEFT_OUT in rank.text) != bool(named), rank.text
 
 
 @pytest.mark.parametrize("named", [[], ["mpi", "gloo"]])
@@ -93,7 +93,7 @@ def test_a_backend_that_fails_at_its_start(nursery: Nursery, named: list[str]) -
     for rank in start(nursery, ["start", *named], 2, GLOO_SOCKET_IFNAME="no-such-interface"):
         assert "backend 'gloo' cannot start: " in rank.text
         assert ("RAISED BackendUnavailableError: " in rank.text) == bool(named), rank.text
-        assert ("STARTED mpi shm\n" in rank.text and LEFT_OUT in rank.text) != bool(named), rank.text
+        assert ("STARTED shm mpi\n" in rank.text and LEFT_OUT in rank.text) != bool(named), rank.text
 
 
 @sizes
@@ -222,7 +222,7 @@ def test_libraries_that_differ_between_ranks() -> None:
         (3, InvalidTypeError, "backend: expected a name, a list of names or None, got 3"),
         ([3], InvalidArgumentError, "backend: expected names of backends"),
         ("", InvalidArgumentError, "backend: expected names of backends"),
-        ("mpii", InvalidArgumentError, "backend: expected one of nccl, mpi, .*'mpii'"),
+        ("mpii", InvalidArgumentError, "backend: expected one of nccl, shm, mpi, .*'mpii'"),
     ],
 )
 def test_wrong_backends(backend: Any, error: type[Exception], text: str) -> None:

@@ -204,7 +204,7 @@ class TestTheCommand:
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
-            ("--backend mip", "argument --backend: expected one of nccl, mpi, "),
+            ("--backend mip", "argument --backend: expected one of nccl, shm, mpi, "),
             ("--backend mip", "install the package whose entry point of mcr_dl.backends has it"),
             ("--backend gloo|bf16", "expected a candidate without a codec"),
             ("--backend gloo -n 17", "argument -n: expected 1 to 16 ranks"),

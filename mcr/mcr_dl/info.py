@@ -15,7 +15,7 @@ from rich.table import Table
 from mcr_dl import _C
 from mcr_dl._pages import support
 from mcr_dl.base import launcher
-from mcr_dl.commands import arguments
+from mcr_dl.commands import arguments, environment
 from mcr_dl.commands.console import Console
 from mcr_dl.groups import default_group
 from mcr_dl.libraries import null, registry
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(given: argparse.Namespace) -> int:
-    registry.require_environment()
+    environment.require()
     status = available_backends()
     usable = [name for name in registry.automatic("cpu") if status.get(name, "").startswith("ok")]
     default_group.init_process_group(usable or [null.LIBRARY.name])

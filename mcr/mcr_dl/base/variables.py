@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import warnings
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -13,12 +14,31 @@ PREFIX = "MCR_DL_"
 PAGE = "docs/environment.md"
 
 
+class Values(NamedTuple):
+    """The values of a variable: a pattern of all of them, and its meaning in an error."""
+
+    pattern: str
+    meaning: str
+
+
+_BIT = Values("[01]", "0 or 1")
+_BYTES = Values("0*[1-9][0-9]{0,18}", "a number of bytes")
+
+
+def _one_of(*words: str) -> Values:
+    return Values("|".join(words), f"{', '.join(words[:-1])} or {words[-1]}")
+
+
 class Variable(NamedTuple):
-    """One variable. ``page`` is the page of docs/ that describes it, with an anchor if it has one."""
+    """One variable. ``page`` is the page of docs/ that describes it, with an anchor if it has one.
+
+    ``values``: None where other parts check the value, which need what is installed here.
+    """
 
     name: str
     meaning: str
     page: str
+    values: Values | None = None
 
 
 VARIABLES = (
@@ -35,46 +55,58 @@ VARIABLES = (
         "programs that use two; it is an error if MPI cannot start",
         "integrations.md#which-backends-start",
     ),
-    Variable("MCR_DL_MPI_THREAD_LEVEL", "`serialized` (default) or `multiple`", "architecture.md"),
+    Variable(
+        "MCR_DL_MPI_THREAD_LEVEL",
+        "`serialized` (default) or `multiple`",
+        "architecture.md",
+        _one_of("serialized", "multiple"),
+    ),
     Variable("MCR_DL_NCCL_LIB", "the NCCL library: a path; it is an error if NCCL cannot start", "nccl.md"),
     Variable(
         "MCR_DL_NCCL_LANES",
         "communicators of NCCL per group, 1 (default) to 8; the value of the group's first rank applies",
         "nccl.md",
+        Values("[1-8]", "a number from 1 to 8"),
     ),
     Variable(
         "MCR_DL_SHM_BYTES",
         "the most bytes of shared memory for a group of `shm`, 67108864 by default; the value of the group's first "
         "rank applies",
         "shm.md#memory",
+        _BYTES,
     ),
     Variable(
         "MCR_DL_SHM_DIRECT",
         "`0`: no rank of a group of `shm` reads the tensors of others directly; default `1`: they do where the system "
         "allows it",
         "shm.md#direct-reads",
+        _BIT,
     ),
     Variable(
         "MCR_DL_SHM_TENSOR_BYTES",
         "the most bytes of the process's tensors from `empty_shared()`; half of the machine's memory by default",
         "shm.md#shared-tensors",
+        _BYTES,
     ),
     Variable(
         "MCR_DL_MPI_INTERRUPTIBLE",
         "`1`: blocking collectives of MPI can raise while they wait, after a loss, `abort()` or Ctrl-C; equal on all "
         "ranks; default `0`",
         "reliability.md#interruptible-mpi",
+        _BIT,
     ),
     Variable(
         "MCR_DL_MPI_STREAMS",
         "who handles device memory on MPI: `mcr`, `mpi` or `auto` (default)",
         "devices.md#who-handles-the-streams-of-mpi",
+        _one_of("auto", "mpi", "mcr"),
     ),
     Variable(
         "MCR_DL_UNIFORM",
         "`0`: in torch.distributed's groups a call may be blocking on some ranks and asynchronous on others; equal on "
         "all ranks",
         "integrations.md#one-form-on-all-ranks",
+        _BIT,
     ),
     Variable("MCR_DL_DEEPSPEED", "`1`: DeepSpeed communicates through mcr_dl", "integrations.md#deepspeed"),
     Variable(
@@ -103,14 +135,21 @@ VARIABLES = (
         "`info`: at the start of the job, logs the backends, their libraries and the tuning table that `auto` uses; "
         "also `debug`, `warning`, `error`. Default: Python's logger `mcr_dl`, as the program sets it up",
         "logging.md",
+        Values("(?i)debug|info|warning|error", "one of debug, info, warning, error"),
     ),
     Variable(
         "MCR_DL_HOST_TIMEOUT",
         "seconds after which the ranks of a host that does not answer are lost, 5 by default, at least 3; `0`: hosts "
         "keep no connections for this; equal on all ranks",
         "reliability.md#other-hosts",
+        Values(r"0(\.0*)?|([3-9]|[1-9]\d{1,4})(\.\d*)?|1e5|100000", "0, or a number of seconds from 3 to 100000"),
     ),
-    Variable("MCR_DL_DEBUG", "`detail`: compare all calls across the ranks; equal on all ranks", "reliability.md"),
+    Variable(
+        "MCR_DL_DEBUG",
+        "`detail`: compare all calls across the ranks; equal on all ranks",
+        "reliability.md",
+        Values("(?i)off|detail", "off or detail"),
+    ),
     Variable(
         "MCR_DL_DUMP_DIR",
         "a folder: each rank writes a dump there when a call fails, for `mcr-trace diagnose`",
@@ -148,6 +187,15 @@ def unknown(environment: Mapping[str, str] = os.environ) -> list[str]:
             near = difflib.get_close_matches(name.removeprefix(PREFIX), suffixes, n=1)
             texts.append(f"{name} (did you mean {PREFIX}{near[0]}?)" if near else name)
     return texts
+
+
+def problem(environment: Mapping[str, str] = os.environ) -> str:
+    """The error of the first variable of the table with a value that it cannot have; empty if there is none."""
+    for each in VARIABLES:
+        value = environment.get(each.name, "")
+        if value and each.values is not None and not re.fullmatch(each.values.pattern, value):
+            return f"{each.name}: expected {each.values.meaning}, got {value!r}"
+    return ""
 
 
 def warn_of_unknown() -> None:

@@ -19,6 +19,7 @@ from mcr_dl.bench import report
 from mcr_dl.bench._sweep import Row, Settings, points, sweep
 from mcr_dl.bench.mix import MixResult, parse_mix, run_mix
 from mcr_dl.bench.ranks import bind, launched, run_local
+from mcr_dl.commands import environment
 from mcr_dl.commands.arguments import (
     INTERRUPTED,
     STDOUT,
@@ -243,7 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure and report. Exit code 1: wrong values, 2: bad input or a failed backend, 130: interrupted."""
     try:
         settings, ranks = _parse(argv)
-        registry.require_environment()
+        environment.require()
     except McrError as error:
         return refuse(_PROGRAM, str(error))
     return run_rank(settings) if launched() else _start_ranks(settings, ranks)

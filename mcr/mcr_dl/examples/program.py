@@ -22,12 +22,11 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 
 import mcr_dl as dist
 from mcr_dl.base import launcher
-from mcr_dl.commands import arguments
+from mcr_dl.commands import arguments, environment
 from mcr_dl.commands.console import Console
 from mcr_dl.examples import mixes, report
 from mcr_dl.examples import record as records
 from mcr_dl.examples.comm import ALL_REDUCE, ALL_TO_ALL, Comm, Layout, make_groups
-from mcr_dl.libraries import registry
 from mcr_dl.trace import cli
 from mcr_dl.trace.plot import plot
 from mcr_dl.trace.show import show
@@ -288,9 +287,9 @@ def parser(module: str, summary: str, *, steps: int) -> arguments.Parser:
 
 
 def require_environment(given: arguments.Parser) -> None:
-    """Exit with a one-line error if a variable names an unknown backend, or a library that is not there."""
+    """Exit with a one-line error if an environment variable has a wrong value."""
     try:
-        registry.require_environment()
+        environment.require()
     except dist.McrError as error:
         given.error(str(error))
 

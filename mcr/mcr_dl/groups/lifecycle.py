@@ -147,11 +147,16 @@ def _agree(current: state.State, tuning_table: str | os.PathLike[str] | None) ->
     topology = dimensions.own()
     themis = startup.over_dimensions(topology["document"], agreed) if automatic else []
     facts = {**choice.facts(libraries, tuning_table), "debug": _debug(), "topology": topology, "job": uuid.uuid4().hex}
+    facts["variables"] = variables.problem()
     possible = [*agreed.backends, *startup.possible(agreed), *themis]  # in rules
     decide = dimensions.decider(choice.decider(tuning_table, possible), current.backends)
-    answer = agreement.agree(
-        store, rank, size, "facts", facts, lambda values: {**decide(values), "job": values[0]["job"]}
-    )
+
+    def answered(values: list[dict[str, Any]]) -> dict[str, Any]:
+        if problem := startup.problem_of([value["variables"] for value in values]):
+            raise InvalidArgumentError(problem)
+        return {**decide(values), "job": values[0]["job"]}
+
+    answer = agreement.agree(store, rank, size, "facts", facts, answered)
     current.job = answer.pop("job")
     watch.set_job(current.job)
     current.topology = answer.pop("topology")

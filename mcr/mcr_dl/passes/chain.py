@@ -89,6 +89,7 @@ def specify(passes: Iterable[str | Specification] | None) -> list[Specification]
 
     Raises InvalidArgumentError for an unknown name, and for a pass that is listed twice.
     """
+    source = "MCR_DL_PASSES" if passes is None else "passes"
     if passes is None:
         passes = [name.strip() for name in os.environ.get("MCR_DL_PASSES", "").split(",") if name.strip()]
     if isinstance(passes, str):
@@ -107,11 +108,11 @@ def specify(passes: Iterable[str | Specification] | None) -> list[Specification]
             found.append(_registered[entry])
         else:
             known = ", ".join([*_builtin, *_registered])
-            message = f"passes: expected one of {known} (register_pass adds others), got {entry!r}"
+            message = f"{source}: expected one of {known} (register_pass adds others), got {entry!r}"
             raise InvalidArgumentError(message)
     names = [specification.name for specification in found]
     if len(set(names)) != len(names):
-        message = f"passes: expected every pass once, got {', '.join(names)}"
+        message = f"{source}: expected every pass once, got {', '.join(names)}"
         raise InvalidArgumentError(message)
     return found
 

@@ -114,6 +114,12 @@ def _own_file(argument: str | os.PathLike[str] | None) -> Path | None:
     return path if os.path.exists(path) else None  # Path.exists raises if a folder may not be searched
 
 
+def require_named() -> None:
+    """Raise InvalidArgumentError if the environment names a table that cannot be read."""
+    if _named(None) not in ("", "none"):
+        files.read(Path(_named(None)))
+
+
 def _digest(path: Path) -> str | None:
     """None for an unreadable file: only rank 0's counts, and rank 0 reports its errors to all ranks."""
     try:

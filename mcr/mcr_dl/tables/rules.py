@@ -83,20 +83,23 @@ def _range(whole: str, place: int, word: str) -> tuple[int, int]:
     return start, end
 
 
-def _candidate(whole: str, place: int, word: str, backends: list[str]) -> str:
+def _candidate(whole: str, place: int, word: str, backends: list[str] | None) -> str:
     try:
         found = _C.Candidate(word)
     except InvalidArgumentError as error:
         raise _pointed(whole, place, str(error)) from None
-    if found.backend not in backends:
+    if backends is not None and found.backend not in backends:
         raise wrong(whole, place, f"one of the backends in use ({', '.join(backends)})", word)
     if found.codec:
         raise wrong(whole, place, "a candidate without a codec", word)
     return found.name
 
 
-def parse(whole: str, backends: list[str]) -> list[Rule]:
-    """Parse the rules. Raises InvalidArgumentError that points at the error; ``backends`` are those in use."""
+def parse(whole: str, backends: list[str] | None) -> list[Rule]:
+    """Parse the rules. Raises InvalidArgumentError that points at the error.
+
+    ``backends``: those in use; None: any may be.
+    """
     rules: list[Rule] = []
     place = 0
     for text in whole.split("#") if whole.strip() else []:

@@ -16,7 +16,7 @@ from rich.table import Table
 from mcr_dl import _C
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.bench.ranks import launched, orderly_end
-from mcr_dl.commands import arguments
+from mcr_dl.commands import arguments, environment
 from mcr_dl.commands.console import Console, bars
 from mcr_dl.libraries import registry
 from mcr_dl.testing import cases, kit
@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(given: argparse.Namespace) -> int:
     if launched():
         raise InvalidArgumentError("expected no launcher, as this command starts its ranks itself: run it without one")
-    registry.require_environment()
+    environment.require()
     registry.load(given.backend)
     # The ranks of one machine share its cores: no threads of their own for computing.
     os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -19,7 +19,7 @@ from mcr_dl.base import launcher
 from mcr_dl.base.errors import BackendUnavailableError, InvalidArgumentError
 from mcr_dl.base.operations import frequent, operation_of
 from mcr_dl.bench.ranks import launched
-from mcr_dl.commands import arguments
+from mcr_dl.commands import arguments, environment
 from mcr_dl.commands.console import Console, bars
 from mcr_dl.commands.sizes import short_size_text, size_text
 from mcr_dl.libraries import registry
@@ -314,7 +314,7 @@ def _summary(scale: Scale, path: Path, seconds: float, devices: int) -> None:
 
 
 def _measure(settings: _Settings) -> int:
-    registry.require_environment()
+    environment.require()
     backends = _backends_for(settings.backends, settings.device)
     path = _target(settings.output)
     for ranks in _remaining(settings, path):

@@ -119,7 +119,7 @@ class Tuner:
         """Exclude the candidate that was running; if several were, run them alone."""
         step = self.progress.step
         if step is None:
-            raise BackendUnavailableError(f"mcr-tune: the ranks did not start: {reason}; {self._who_starts()}")
+            raise BackendUnavailableError(f"the ranks did not start: {reason}; {self._who_starts()}")
         where = {name: step[name] for name in WHERE if name in step}
         if len(step["candidates"]) > 1:
             self._note("apart", **where)

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The check of the environment variables that commands and example programs make before they start ranks."""
+
+from __future__ import annotations
+
+import os
+
+from mcr_dl.base import variables
+from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.libraries import registry
+from mcr_dl.passes import chain
+from mcr_dl.runtime import dimensions
+from mcr_dl.tables import choice, rules
+
+
+def require() -> None:
+    """Check the values of all variables, so that a wrong one is one error instead of one for each rank.
+
+    Raises an McrError that names the variable: InvalidArgumentError, or BackendUnavailableError for a library that is
+    not there.
+    """
+    if problem := variables.problem() or dimensions.own()["problem"]:
+        raise InvalidArgumentError(problem)
+    registry.require_environment()
+    chain.with_scheduler(chain.specify(None))
+    choice.require_named()
+    text = os.environ.get(rules.VARIABLE, "")
+    for rule in rules.parse(text, None):
+        if unknown := registry.unknown_in(rule.candidate):
+            raise rules.wrong(text, rule.place, f"one of {', '.join(registry.known_names())}", unknown)

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wrong values of environment variables: one error that names the variable, from commands and from programs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mcr_dl.base import variables
+from mcr_dl.base.errors import McrError
+from mcr_dl.commands import environment
+
+WRONG = {
+    "MCR_DL_BACKENDS": "mpj",
+    "MCR_DL_MPI_LIB": "/none/libmpi.so",
+    "MCR_DL_MPI_THREAD_LEVEL": "single",
+    "MCR_DL_NCCL_LIB": "/none/libnccl.so",
+    "MCR_DL_NCCL_LANES": "9",
+    "MCR_DL_SHM_BYTES": "1g",
+    "MCR_DL_SHM_DIRECT": "yes",
+    "MCR_DL_SHM_TENSOR_BYTES": "-1",
+    "MCR_DL_MPI_INTERRUPTIBLE": "true",
+    "MCR_DL_MPI_STREAMS": "cuda",
+    "MCR_DL_UNIFORM": "2",
+    "MCR_DL_TUNING_TABLE": "none.json",
+    "MCR_DL_TUNE": "all_reduce:0-4k",
+    "MCR_DL_TOPOLOGY": "/none/topology.json",
+    "MCR_DL_SCHEDULE": "fifo",
+    "MCR_DL_PASSES": "fusee",
+    "MCR_DL_LOG": "loud",
+    "MCR_DL_HOST_TIMEOUT": "2",
+    "MCR_DL_DEBUG": "detial",
+}
+# Any value is right, or those of MCR_DL_STAGING_CHUNK count on devices alone.
+OTHERS = {"MCR_DL_DEEPSPEED", "MCR_DL_STAGING_CHUNK", "MCR_DL_TRACE", "MCR_DL_DUMP_DIR"}
+
+
+def test_every_variable_is_listed() -> None:
+    """Here or there."""
+    assert {each.name for each in variables.VARIABLES} == WRONG.keys() | OTHERS
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_values(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the variable, or what its file is."""
+    monkeypatch.setenv(name, WRONG[name])
+    with pytest.raises(McrError) as caught:
+        environment.require()
+    files = {"MCR_DL_TUNING_TABLE": "tuning table none.json", "MCR_DL_TOPOLOGY": "topology /none/topology.json"}
+    assert files.get(name, name) in str(caught.value)
+    monkeypatch.delenv(name)
+    environment.require()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MCR_DL_HOST_TIMEOUT", "0"),
+        ("MCR_DL_HOST_TIMEOUT", "3.5"),
+        ("MCR_DL_HOST_TIMEOUT", "100000"),
+        ("MCR_DL_LOG", "INFO"),
+        ("MCR_DL_DEBUG", "Detail"),
+        ("MCR_DL_SHM_BYTES", "67108864"),
+        ("MCR_DL_TUNE", "all_reduce:0-64k:mpi:p2p#all_to_all:*:stripe(gloo,mpi)"),
+        ("MCR_DL_PASSES", "log, fuse"),
+        ("MCR_DL_SCHEDULE", "syndicate"),
+        ("MCR_DL_TUNING_TABLE", "none"),
+    ],
+)
+def test_right_values(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Are accepted."""
+    monkeypatch.setenv(name, value)
+    environment.require()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["mcr_dl.bench", "--backends", "gloo", "--max-bytes", "4"],
+        ["mcr_dl.tuning", "--quick"],
+        ["mcr_dl.info"],
+        ["mcr_dl.testing", "--backend", "gloo"],
+        ["mcr_dl.examples.moe"],
+    ],
+)
+def test_commands_refuse_wrong_values(command: list[str], tmp_path: Path) -> None:
+    """In one line, before ranks start."""
+    run = subprocess.run(
+        [sys.executable, "-m", *command],
+        env={**os.environ, "MCR_DL_NCCL_LANES": "abc"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert run.returncode == 2
+    (line,) = run.stderr.splitlines()
+    assert line.endswith("error: MCR_DL_NCCL_LANES: expected a number from 1 to 8, got 'abc'")
+
+
+def test_init_refuses_wrong_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that no started backend reads."""
+    monkeypatch.setenv("MCR_DL_NCCL_LANES", "abc")
+    program = "import mcr_dl; mcr_dl.init_process_group('gloo')"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 1
+    assert "InvalidArgumentError: MCR_DL_NCCL_LANES: expected a number from 1 to 8, got 'abc'" in run.stderr
