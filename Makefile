@@ -116,6 +116,7 @@ lint: build ## Check style, types, line limits and generated files
 	PYTHONPATH=tests $(PY) -m lint.modules
 	$(PY) tests/lint/reference.py
 	$(PY) tests/lint/words.py
+	$(PY) tests/lint/functions.py
 	@wc -l $(CPP_FILES) $$(find mcr tests bench -name '*.py') | awk '$$1 > 500 && $$2 != "total" { print $$2 ": " $$1 " lines, at most 500"; bad = 1 } END { exit bad }'
 	@rm -rf build/generated && $(PY) -m mcr_dl._generate build/generated
 	@cd build/generated && for file in $$(find . -type f); do diff -u ../../$$file $$file || { echo "$$file: out of date, run make generate"; exit 1; }; done

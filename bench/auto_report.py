@@ -93,7 +93,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
     right.plot(sizes, [peers[size]["auto"] for size in sizes], zorder=0, **style)
     titles = ("auto and its candidates", "auto and what others give")
     for axes, title in zip((left, right), titles, strict=True):
-        axes.set(xscale="log", yscale="log", xlabel="message")
+        axes.set(xscale="log", yscale="log", xlabel="size")
         axes.set_xticks(sizes[::3], [size_text(size) for size in sizes[::3]])
         axes.minorticks_off()
         axes.grid(axis="y", color="#e6e6e6", linewidth=0.6)

@@ -93,7 +93,7 @@ def _choosing(report: dict[str, Any]) -> list[str]:
 
 def _chain(report: dict[str, Any]) -> list[str]:
     rows = [[chain, f"{nanoseconds:.0f}"] for chain, nanoseconds in report["chain_ns"].items()]
-    text = "The same for groups with different passes; a blocking call, which `fuse` only hands on."
+    text = "A blocking call on groups with different passes; `fuse` only passes it on."
     return ["## Passes", "", text, "", *table(["", "ns"], rows)]
 
 

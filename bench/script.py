@@ -67,7 +67,7 @@ def lives(modes: Sequence[str], count: int, life: Callable[[str], Figures]) -> d
 
 
 def samples(entry: Callable[..., Any], *arguments: Any, ranks: int = 2) -> dict[str, Any]:
-    """What rank 0 of new ranks writes: each calls ``entry`` with the arguments and the path of a JSON file."""
+    """The output of rank 0 of new ranks: each calls ``entry`` with the arguments and the path of a JSON file."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "samples.json"
         with run_local(entry, (*arguments, str(output)), ranks) as running:

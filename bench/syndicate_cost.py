@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Syndicate adds to calls, and to training steps of the example's models: interleaved rounds without passes, with
-the log, while it watches, when no plan is better, and with a plan that changes nothing; medians.
+"""The time that Syndicate adds to calls, and to training steps of the example's models.
+
+Interleaved rounds without passes, with the log, while it watches, when no plan is better, and with a plan that changes
+nothing; medians.
 
     python bench/syndicate_cost.py            # 2 ranks on one host
 """

@@ -169,7 +169,7 @@ def planned(seed: int, program: list[Call] | None) -> Planned:
 
 
 class Life(NamedTuple):
-    """What one Syndicate did: calls and motifs on this rank, breaks and wrong results on all; the ranks' orders."""
+    """One Syndicate's events: calls and motifs on this rank, breaks and wrong results on all; the ranks' orders."""
 
     calls: int
     motifs: int

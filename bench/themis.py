@@ -145,7 +145,7 @@ def workloads() -> list[dict[str, Any]]:
 
 
 def machines() -> list[dict[str, Any]]:
-    """What there is to gain on networks of today, without latencies."""
+    """The possible gains on networks of today, without latencies."""
     rows = []
     for name, network in MACHINES.items():
         base = best(network, "all_reduce", 1000 * MB, POLICIES[:1])

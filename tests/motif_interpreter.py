@@ -26,7 +26,7 @@ def before(op: str, count: int, ranks: int) -> Memory:
 
 
 def after(op: str, count: int, memory: Memory, root: int = 0) -> list[tuple[int, Span, np.ndarray]]:
-    """What the operation defines: the elements of each rank that it determines, and their values."""
+    """The result that the operation defines: the elements of each rank that it determines, and their values."""
     ranks, width = memory.shape
     own = [(rank * count, (rank + 1) * count) for rank in range(ranks)]
     total = memory.sum(axis=0)
@@ -48,7 +48,7 @@ def after(op: str, count: int, memory: Memory, root: int = 0) -> list[tuple[int,
 
 
 def _perform(motif: Motif, source: Memory) -> list[Write]:
-    """What a motif writes, by the definition of its operation in each of its groups."""
+    """The elements that a motif writes, by the definition of its operation in each of its groups."""
     writes: list[Write] = []
     for group in motif.groups:
         members = list(group)

@@ -191,7 +191,7 @@ def test_completion_without_shtab(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         trace.main(["--print-completion", "bash"])
     assert end.value.code == 2
     assert capsys.readouterr().err == (
-        "mcr-trace: error: argument --print-completion: needs shtab: pip install 'mcr-dl[completion]'\n"
+        "mcr-trace: error: argument --print-completion: needs shtab: pip install shtab\n"
     )
 
 

@@ -48,7 +48,7 @@ class Job:
         return {"rank": rank, "pid": pid or 1000 + rank, "host": host, "machine": host, "processes": "elsewhere"}
 
     def exchange(self, rank: int) -> Any:
-        """What stands for the store."""
+        """A stand-in for the store."""
 
         def tell(alarm: Alarm) -> tuple[int, bool]:
             for other, losses in enumerate(self.ranks):
@@ -74,7 +74,7 @@ class Job:
         return losses
 
     def connections(self, rank: int) -> Connections:
-        """Those of a rank."""
+        """The entries of a rank."""
         found = self.ranks[rank]._connections
         assert found is not None
         return found

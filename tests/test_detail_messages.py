@@ -32,7 +32,7 @@ def recv(
 
 
 def told(*made: tuple[int, list[Taken]]) -> tuple[str | None, str | None]:
-    """What a comparison after each step says, until it says something, and what the end says."""
+    """The text of the first comparison after a step that has one, and the text at the end."""
     messages = Messages("g")
     for rank, runs in made:
         messages.add(rank, runs, lost=False)

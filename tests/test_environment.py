@@ -12,7 +12,7 @@ import pytest
 
 from mcr_dl.base import variables
 from mcr_dl.base.errors import McrError
-from mcr_dl.commands import environment
+from mcr_dl.groups import environment
 
 WRONG = {
     "MCR_DL_BACKENDS": "mpj",

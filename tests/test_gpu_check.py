@@ -23,7 +23,7 @@ def _run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _python(program: str, *arguments: str, **more: str) -> str:
-    """What a program prints that imports the scripts; it must end with 0."""
+    """The output of a program that imports the scripts; it must end with 0."""
     environment = {**os.environ, "PYTHONPATH": str(BENCH), **more}
     command = [sys.executable, "-c", program, *arguments]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)

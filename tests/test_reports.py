@@ -40,7 +40,7 @@ from mcr_dl.tuning._journal import Plan, Progress, Unit
 ROOT = Path(__file__).resolve().parent.parent
 TEXTS = {
     "closing tag": "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1000ms",
-    "tag": "is not installed: pip install 'mcr-dl[plot]'",
+    "tag": "is not installed: pip install matplotlib",
     "style": "[red]Abort(1)[/red] [bold]x[/] \\[y] [link=http://h]z[/link]",
     "emoji": "rank :0: :warning: [1]:fire:",
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job of many ranks asks of the store, which one process serves: the number of requests, the size of answers."""
+"""The requests of a job of many ranks to the store, which one process serves: their number, the size of answers."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_in_the_chain(own_pools: Pools, size: int, case: tuple[str, str, bool, b
 
 
 def _expect_timeout(ranks: list[Child]) -> None:
-    """Those after rank 0 have ended inside MPI: at their own timeout, or with rank 0 after the same one."""
+    """The ranks after rank 0 have ended inside MPI: at their own timeout, or with rank 0 after the same one."""
     jobs.expect(ranks[1:], jobs.ENDED, "mpi.all_reduce (group ")
     ended = "still running after|lost rank 0: it has raised CollectiveTimeoutError"
     assert re.search(ended, ranks[1].text), ranks[1].text

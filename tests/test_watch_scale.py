@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the watch asks of the job's store in large jobs: the number of requests of one rank."""
+"""The watch's requests to the store in large jobs: the number for one rank."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def life(backend: str, device: torch.device, store: dist.Store, number: int) -> 
 
 
 def _same(ours: Results, theirs: Results) -> str:
-    """Nothing, or what differs."""
+    """Return the differences; empty if there are none."""
     if len(ours) != len(theirs):
         return f"expected {len(theirs)} tensors, got {len(ours)}"
     for index, (mine, other) in enumerate(zip(ours, theirs, strict=True)):

@@ -163,7 +163,7 @@ def nics(rates: Mapping[str, Mapping[str, Sequence[float]]], nominal: Sequence[i
 
 
 def choices(scales: Sequence[Any], path: Path) -> None:
-    """The cheapest candidates: a strip over message sizes for each operation, a panel for each cluster."""
+    """The cheapest candidates: a strip over sizes for each operation, a panel for each cluster."""
     figure, panels = plt.subplots(
         1, len(scales), figsize=(4.6 * len(scales), 4.6), layout="constrained", sharey=True, squeeze=False
     )
@@ -178,7 +178,7 @@ def choices(scales: Sequence[Any], path: Path) -> None:
         axes.set_xscale("log", base=2)
         ticks = [4 << power for power in range(0, 23, 6)]
         axes.set_xticks(ticks, [size_text(tick) for tick in ticks], fontsize=8)
-        axes.set(xlim=(4, _LARGEST), xlabel="message")
+        axes.set(xlim=(4, _LARGEST), xlabel="size")
         axes.set_title(scale.name, fontsize=10, loc="left")
         axes.spines[["top", "right"]].set_visible(False)
     handles = [Rectangle((0, 0), 1, 1, color=colour) for colour in paint.values()]

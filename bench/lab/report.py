@@ -38,7 +38,7 @@ two rails; one call, and four calls of a quarter that are under way together:
 RAILS_SEEN = """\
 gloo gives whole calls to its NICs in turn, so that one call alone uses one of them. UCX cuts messages; it takes veth
 devices for equally fast and cuts in halves, so that the slower NIC decides. Both thus reach about twice the slower
-NIC, and two libraries, of which each fills a NIC of its own, the sum of the NICs.
+NIC; two libraries, each on a NIC of its own, reach the sum of the NICs.
 """
 
 OPERATIONS = """\
@@ -59,8 +59,8 @@ given. `auto` chooses from this table in all that follows.
 DEMO = """\
 ## The demo
 
-`python -m mcr_dl.examples.moe --steps 20 --batch 12`: tokens per second in each mode. The losses that it demands to
-be equal are.
+`python -m mcr_dl.examples.moe --steps 20 --batch 12`: tokens per second in each mode. The final losses
+are equal, as the program demands.
 """
 
 INTRODUCTION = """\

@@ -361,7 +361,7 @@ _DOCUMENTED = ("Work", "Options", "Pass", "PassedCall")
 
 
 def _body(class_name: str, method: str) -> str:
-    """What follows a member's signature in the stub: its docstring, without the signature that pybind11 puts first."""
+    """The docstring of a member for the stub, without the signature that pybind11 puts first."""
     name = method.partition("def ")[2].partition("(")[0]
     if class_name not in _DOCUMENTED or name.startswith("_"):
         return "..."

@@ -15,9 +15,9 @@ from rich.table import Table
 from mcr_dl import _C
 from mcr_dl._pages import support
 from mcr_dl.base import launcher
-from mcr_dl.commands import arguments, environment
+from mcr_dl.commands import arguments
 from mcr_dl.commands.console import Console
-from mcr_dl.groups import default_group
+from mcr_dl.groups import default_group, environment
 from mcr_dl.libraries import null, registry
 from mcr_dl.libraries.registry import available_backends
 from mcr_dl.runtime import state

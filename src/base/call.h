@@ -78,7 +78,7 @@ std::string operation_name(Op op, bool vectored);
 /// that of all ranks' data; for exchanges that of one rank's data. -1 where ranks may see different counts: vectored
 /// calls other than all_gather and reduce_scatter.
 int64_t message_elements(const Call& call, int ranks);
-/// The same in bytes, by which tables are indexed; the caller's hint counts first.
+/// As message_elements(), in bytes, by which tables are indexed; the caller's hint counts first.
 int64_t message_bytes(const Call& call, int ranks);
 
 /// The elements of the tensor, or of each rank's block; of calls with equal counts.

@@ -27,7 +27,7 @@ struct Candidate {
   /// Accepts current and earlier spellings: "gloo+mpi:67" is stripe(gloo,mpi,67). Throws InvalidArgument with the
   /// expected form. Parsing does not check that the backends, the variant and the codec exist.
   static Candidate parse(std::string_view text);
-  /// Nothing where parse() throws.
+  /// As parse(); empty where that throws.
   static std::optional<Candidate> read(std::string_view text);
   /// The name without the codec.
   std::string name() const;

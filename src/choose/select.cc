@@ -63,7 +63,7 @@ Slot& Selector::choose(const Call& call) { return usual(remembered(call), call, 
 Slot& Selector::usual(const Choice& choice, const Call& call, int64_t bytes) const {
   const Range& range = range_of(choice, bytes);
   // Only very large counts, in all blocks together, make a communicator refuse a call whose types it supports.
-  if (bytes <= INT_MAX / ranks_ || range.forced) return *range.slot;
+  if (bytes <= most_bytes_ || range.forced) return *range.slot;
   const auto decision = Decision::of(*range.slot->communicator, call);
   if (decision.native() || decision.native_on_copies()) return *range.slot;
   for (auto& slot : *slots_) {

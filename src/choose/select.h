@@ -83,7 +83,7 @@ struct Timing {
 /// change the choices.
 class Selector {
  public:
-  explicit Selector(int ranks) : ranks_(ranks) {}
+  explicit Selector(int ranks) : ranks_(ranks), most_bytes_(std::numeric_limits<int>::max() / ranks) {}
 
   /// Sets new candidates or measurements, forgets the choices derived from the old ones, and restarts refinement.
   void reset(std::list<Slot>& slots, Tuning tuning);
@@ -199,6 +199,7 @@ class Selector {
   Tuning::Cost& cost_of(const Subject& subject, const std::string& candidate);
 
   int ranks_;
+  int64_t most_bytes_;  // of a call whose blocks no communicator refuses
   std::list<Slot>* slots_ = nullptr;
   Tuning tuning_;
   std::mutex mutex_;

@@ -40,7 +40,7 @@ class StreamPoint {
   }
   /// The operation has failed on the host. Before record().
   void fail(const Error& error) { failure_ = error; }
-  /// That error. After record().
+  /// The error of the recorded work. After record().
   const std::optional<Error>& failure() const { return failure_; }
   /// With the stream's device current.
   void record(const Stream& stream) {

@@ -86,7 +86,7 @@ class Group : public std::enable_shared_from_this<Group> {
   Slot* find(std::string_view name);
   /// The candidates of `auto`.
   std::list<Slot>& slots() { return slots_; }
-  /// Those of all slots. Unlike the slots, they may be used while another thread closes the group.
+  /// The communicators of all slots. Unlike the slots, they may be used while another thread closes the group.
   std::vector<std::shared_ptr<Communicator>> communicators();
   /// Ends waits that poll, and calls that the libraries can abort. From any thread.
   void give_up() noexcept;

@@ -68,7 +68,7 @@ class Position {
   static void regain(int rank);
   /// Why the group can make no more calls; null while it can. Never destroyed.
   const std::string* lost() const noexcept { return lost_.load(std::memory_order_acquire); }
-  /// The same for the newest group with this label.
+  /// Why the newest group with this label can make no more calls; null while it can.
   static const std::string* lost(const std::string& label);
   /// Call before the runtime starts again, with other processes.
   static void forget_losses();

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an installed wheel must do, on each rank: torchrun --nproc-per-node 2 tests/install/smoke.py"""
+"""The calls that an installed wheel must serve, on each rank: torchrun --nproc-per-node 2 tests/install/smoke.py"""
 
 import torch
 

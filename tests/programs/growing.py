@@ -48,7 +48,7 @@ def further(group: object) -> None:
 
 
 def complete(group: object, size: int) -> bool:
-    """What the ranks do after each call of grow(): a step. Whether the group has this size, and no rank is lost."""
+    """Make a step, as after each call of grow(). Returns whether the group has this size, and no rank is lost."""
     try:
         dist.all_reduce(torch.ones(1), group=group)
     except dist.PeerLostError as error:

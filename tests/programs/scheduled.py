@@ -16,7 +16,7 @@ BACKEND, FAULT, ORDER = sys.argv[1:]
 
 
 def lose(_: torch.Tensor) -> None:
-    """What happens to rank 1."""
+    """The fault of rank 1."""
     if FAULT == "raise":
         raise ValueError("bad batch")
     os.kill(os.getpid(), signal.SIGKILL if FAULT == "kill" else signal.SIGSTOP)

@@ -339,7 +339,7 @@ def exception_in_the_backward_pass() -> None:
 
 
 def waits_are_logged() -> None:
-    """What waits for all gradients, the first time."""
+    """The log names each use that waits for all gradients, the first time."""
     texts: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]

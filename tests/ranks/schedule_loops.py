@@ -143,7 +143,7 @@ def accumulated(model: Model, optimizer: torch.optim.Optimizer) -> None:
 
 
 def accumulated_forward(model: Model, optimizer: torch.optim.Optimizer) -> None:
-    """What counts is whether the forward pass, and not the backward pass, is inside ``no_sync()``."""
+    """The place of the forward pass counts, and not that of the backward pass: inside ``no_sync()`` or outside."""
     for step in range(FEWER):
         with model.no_sync():
             local = loss_of(model, 2 * step)

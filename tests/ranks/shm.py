@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the backend shm does beyond the table of operations."""
+"""The backend shm beyond the table of operations."""
 
 from __future__ import annotations
 

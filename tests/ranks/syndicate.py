@@ -169,7 +169,7 @@ def what_comes_first() -> str:
 
 
 def traced(folder: str) -> list[dict[str, Any]]:
-    """What happens in a block is written: every motif of every iteration, and waits; the trace of this rank."""
+    """The trace of a block has every motif of every iteration, and waits; the trace of this rank."""
     session.start()
     path = Path(folder) / f"{mcr_dl.get_rank()}.json"
     with Planned(random_plans_of(3)) as planned:

@@ -42,7 +42,7 @@ Planning = Callable[[], AbstractContextManager[Any]]
 
 
 class Interruption(Exception):
-    """What a program raises in the middle of an iteration."""
+    """An error of the program in the middle of an iteration."""
 
 
 # ---- programs

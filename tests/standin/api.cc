@@ -35,7 +35,7 @@ int version() {
   return value;
 }
 
-/// What all threads share.
+/// The state that all threads share.
 struct Process {
   std::mutex mutex;
   std::map<const void*, std::shared_ptr<Comm>> comms;

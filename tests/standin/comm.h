@@ -29,7 +29,7 @@ enum Result {
 
 enum Function { Message, Broadcast, AllReduce, Reduce, AllGather, ReduceScatter, AlltoAll, Gather, Scatter };
 
-/// What a rank says of a call to every other rank, before any data.
+/// A rank's description of a call for every other rank, before any data.
 struct Header {
   int32_t function;
   int32_t type;
@@ -65,7 +65,7 @@ class Comm {
   std::atomic<int> injected = Success;  // the result of ncclCommGetAsyncError
   /// Factors of created operators, each one element; empty once destroyed.
   std::deque<std::vector<std::byte>> factors;
-  /// Those whose factor is read when the operation runs.
+  /// The reductions whose factor is read when the operation runs.
   std::deque<const void*> pointers;
 
   /// Ends all calls on all ranks; the first error counts. Returns it.

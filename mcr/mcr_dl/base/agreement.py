@@ -17,7 +17,7 @@ _LARGEST = 64 * documents.MIB  # bytes of one rank's value; a log's records, for
 _PATIENCE = timedelta(seconds=15)  # for the rank that says who is missing, which may ask the others where they are
 _NAMED = 8  # missing ranks, at most
 STORE_ERRORS = (RuntimeError, ValueError, OSError)
-"""What an action on a store raises: the store's own errors, those of a value, and those of the connection."""
+"""The errors of an action on a store: the store's own errors, those of a value, and those of the connection."""
 
 _locate: Callable[[str, list[int]], str] | None = None
 
@@ -78,7 +78,7 @@ def agree(
 
 
 def _late(store: torch_dist.Store, rank: int, size: int, key: str, function: str) -> str:
-    """Who has not come: the rank whose time is over first looks, for all, and the others repeat its text."""
+    """Name the ranks that have not come. The first rank whose time is over looks; the others repeat its text."""
     limit: timedelta = cast(Any, store).timeout  # torch's types lack it
     seconds = limit / timedelta(seconds=1)
     text = f"{function}: timed out: the ranks have not agreed on {key!r} within {seconds:g} s"

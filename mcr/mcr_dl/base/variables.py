@@ -99,7 +99,7 @@ VARIABLES = (
         "MCR_DL_MPI_STREAMS",
         "who handles device memory on MPI: `mcr`, `mpi` or `auto` (default)",
         "devices.md#who-handles-the-streams-of-mpi",
-        _one_of("auto", "mpi", "mcr"),
+        Values("auto|mpi|mcr", "auto, mpi or mcr"),
     ),
     Variable(
         "MCR_DL_UNIFORM",

@@ -19,7 +19,6 @@ from mcr_dl.bench import report
 from mcr_dl.bench._sweep import Row, Settings, points, sweep
 from mcr_dl.bench.mix import MixResult, parse_mix, run_mix
 from mcr_dl.bench.ranks import bind, launched, run_local
-from mcr_dl.commands import environment
 from mcr_dl.commands.arguments import (
     INTERRUPTED,
     STDOUT,
@@ -42,7 +41,7 @@ from mcr_dl.commands.arguments import (
     write_json,
 )
 from mcr_dl.commands.console import Console, bars
-from mcr_dl.groups import default_group
+from mcr_dl.groups import default_group, environment
 from mcr_dl.libraries import registry
 from mcr_dl.measure import devices
 from mcr_dl.measure.cases import candidates, differs

@@ -21,7 +21,7 @@ def _library() -> Any:
     try:
         import zfpy
     except ImportError as error:
-        message = f"codec zfp needs the package zfpy: pip install mcr-dl[zfp] ({error})"
+        message = f"codec zfp needs the package zfpy: pip install zfpy ({error})"
         raise ImportError(message) from error
     return zfpy
 

@@ -87,7 +87,7 @@ class _PrintCompletion(argparse.Action):
         try:
             import shtab
         except ModuleNotFoundError:
-            parser.error(f"argument {name}: needs shtab: pip install 'mcr-dl[completion]'")
+            parser.error(f"argument {name}: needs shtab: pip install shtab")
         waiting = [parser]
         while waiting:
             for action in waiting.pop()._actions:
@@ -311,7 +311,7 @@ def output(text: str) -> str:
 def picture(text: str) -> str:
     """The name of a picture file. Its suffix is a format that matplotlib, which must be installed, can write."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise InvalidArgumentError("pictures need matplotlib: pip install 'mcr-dl[plot]'")
+        raise InvalidArgumentError("pictures need matplotlib: pip install matplotlib")
     from matplotlib.figure import Figure
 
     formats = sorted(Figure().canvas.get_supported_filetypes())

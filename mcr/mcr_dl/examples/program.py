@@ -22,11 +22,12 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 
 import mcr_dl as dist
 from mcr_dl.base import launcher
-from mcr_dl.commands import arguments, environment
+from mcr_dl.commands import arguments
 from mcr_dl.commands.console import Console
 from mcr_dl.examples import mixes, report
 from mcr_dl.examples import record as records
 from mcr_dl.examples.comm import ALL_REDUCE, ALL_TO_ALL, Comm, Layout, make_groups
+from mcr_dl.groups import environment
 from mcr_dl.trace import cli
 from mcr_dl.trace.plot import plot
 from mcr_dl.trace.show import show

@@ -60,7 +60,7 @@ class Options:
 
 @dataclass
 class _Story:
-    """What happened on the way, in seconds."""
+    """The times of the events on the way, in seconds."""
 
     error: str = ""
     known: float = 0.0  # from the loss to the exception

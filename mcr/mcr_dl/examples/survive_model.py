@@ -30,7 +30,7 @@ class UnrecoverableError(RuntimeError):
 
 @dataclass
 class Copies:
-    """What one rank has of the state after a step."""
+    """One rank's part of the state after a step."""
 
     version: int  # grows with every step and every restoration, alike on all ranks
     step: int

@@ -90,7 +90,7 @@ class Options(program.Options):
 
 @dataclass
 class Training:
-    """What has happened: milliseconds of each step on this rank, and how many events there were after each."""
+    """The course of a run: milliseconds of each step on this rank, and how many events there were after each."""
 
     syndicate: dist.schedule.Syndicate
     began: float = field(default_factory=time.time)
@@ -132,7 +132,7 @@ def train(options: Options, console: Console) -> Training:
 
 
 def table(training: Training) -> Table:
-    """What was tried, with medians of the iterations on this rank."""
+    """The plans that were tried, with medians of the iterations on this rank."""
     syndicate, times = training.syndicate, training.times
     result = Table(title="\nIterations", title_justify="left")
     for name in ("plan", "ms", "speed over program order"):
@@ -183,7 +183,7 @@ def run(options: Options) -> int:
 
 
 def _traced(training: Training, folder: Path) -> str:
-    """What the trace shows, on this rank."""
+    """A summary of the trace of this rank."""
     found = training.traced
     if found is None:
         return f"No trace: expected a plan that stays, or that none is better, got {training.syndicate.phase!r}"

@@ -72,7 +72,7 @@ def _measure(
     if world.rank() == 0:
         names = ", ".join(sorted(compared))
         text = f"{reason}: measuring {names} for up to {known.seconds:.0f} s"
-        hint = f"mcr-tune measures more, {choice.VARIABLE}=none nothing"
+        hint = f"mcr-tune measures more; {choice.VARIABLE}=none turns this off"
         print(f"mcr_dl: {text} ({hint})", file=sys.stderr, flush=True)
     group = _group(world, "measure")
     try:
@@ -92,7 +92,7 @@ def _measure(
 
 
 def _control(group: _C.Group, store: torch_dist.Store) -> TorchControl | None:
-    """What the measurement agrees over; None, on all ranks, if gloo does not work on all of them."""
+    """The group over which the measurement agrees; None, on all ranks, if gloo does not work on all of them."""
     control, problem = None, ""
     try:
         control = TorchControl(group, min(group.timeout, _AGREEMENT))

@@ -12,7 +12,7 @@ from mcr_dl.base.errors import InvalidArgumentError
 
 
 def wish(options: Any, parent: _C.Group | None = None) -> dict[str, Any]:
-    """What this rank asks for, in JSON's types.
+    """This rank's wish, in JSON's types.
 
     Where the options do not say, a part takes its parent's form, and any other group the form in MCR_DL_UNIFORM.
     """

@@ -42,7 +42,7 @@ class Applicant(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer:
-    """What a process gets with which it can take part in the job, and in making the new group."""
+    """The facts with which a process can take part in the job, and in making the new group."""
 
     life: int
     name: str  # of the attempt to make the group

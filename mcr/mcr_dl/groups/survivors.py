@@ -42,7 +42,7 @@ _Look = Callable[[], list[returning.Applicant]]
 
 
 class _Outcome(NamedTuple):
-    """What the ranks have decided at one step."""
+    """The ranks' decision at one step."""
 
     ranks: list[int]  # global ranks that have come to the step and are not lost
     problems: list[str]  # theirs, in the order of the ranks; empty texts for none
@@ -278,7 +278,7 @@ class Forming:
         raise InvalidArgumentError(message)
 
     def _loss(self) -> str:
-        """What has happened to the former group."""
+        """The state of the former group."""
         lost = None if self.former is None else _C.lost(self.former._label)
         return lost or f"ranks of group {self.name!r} are lost"
 
@@ -298,7 +298,7 @@ class Forming:
         return self._made(name, meeting) or self.shrink()
 
     def _told(self) -> dict[str, Any]:
-        """What a process needs to take part: the fields that are in JSON's types."""
+        """The facts that a process needs to take part: the fields that are in JSON's types."""
         return {key: getattr(self, key) for key in ("what", "name", "backends", "members", "asked", "wish")}
 
     def _next(self) -> tuple[str, _Meeting]:

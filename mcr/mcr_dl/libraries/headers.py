@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What backends of other packages are built against."""
+"""The headers against which backends of other packages are built."""
 
 from __future__ import annotations
 

@@ -241,7 +241,7 @@ def _pick(family: Family | None, launcher: _Launcher) -> MpiLibrary:
 
 
 def _named_ones() -> dict[Family, MpiLibrary | None]:
-    """What the variable names, in its order: each family with its library, or without one if it is to be found."""
+    """The families that the variable names, in its order, each with its library; None if that is to be found."""
     named: dict[Family, MpiLibrary | None] = {}
     for name in filter(None, os.environ.get(_VARIABLE, "").split(os.pathsep)):
         if name in _NAMES:

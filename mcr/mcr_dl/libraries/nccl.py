@@ -56,7 +56,7 @@ def find() -> NcclLibrary:
     package = _packages()[0]
     message = (
         f"no NCCL library found; looked at {_VARIABLE}, the libraries loaded already, the nvidia-nccl packages and the "
-        f"system's {_SONAME}. `pip install {package}` (the extra mcr-dl[{package[-4:]}]) installs one"
+        f"system's {_SONAME}. `pip install {package}` installs one"
     )
     raise BackendUnavailableError(message, absent=True)
 

@@ -239,7 +239,7 @@ def give(store: Store, key: str, rank: int, size: int, value: str, decide: Calla
 
 
 def result(store: Store, key: str, timeout: timedelta) -> str:
-    """That, once all ranks have come. Raises RuntimeError after the timeout."""
+    """Return the value once all ranks have come. Raises RuntimeError after the timeout."""
     store.wait([f"{key}/all"], timeout)
     text: str = store.get(f"{key}/all").decode()
     return text

@@ -40,7 +40,7 @@ _CONNECTED, _FINALIZED, _ABORT, _FENCE, _MODEX, _REGISTER, _LOG, _JOB_CONTROL, _
 
 
 class Job(NamedTuple):
-    """What the server tells its ranks, and where they keep their files."""
+    """The facts that the server tells its ranks, and the folder of their files."""
 
     library: str
     name: str
@@ -170,7 +170,7 @@ class InfoList:
 
 
 def job_infos(job: Job, kept: list[object]) -> Any:
-    """What ``PMIx_server_register_nspace`` takes: the job, its nodes, and each of its ranks."""
+    """The arguments of ``PMIx_server_register_nspace``: the job, its nodes, and each of its ranks."""
     size, mine = len(job.placement), job.ranks(job.node)
     on_node = [job.ranks(node) for node in range(len(job.nodes))]
     infos = InfoList()
@@ -241,7 +241,7 @@ class Server:
             self._wait("PMIx_server_register_client", client, os.getuid(), os.getgid(), None)
 
     def variables(self, rank: int) -> dict[str, str]:
-        """What a rank needs in its environment."""
+        """The environment variables of a rank."""
         found = ctypes.POINTER(ctypes.c_char_p)()
         client = ctypes.byref(self._proc(rank))
         self._check("PMIx_server_setup_fork", self._pmix.PMIx_server_setup_fork(client, ctypes.byref(found)))

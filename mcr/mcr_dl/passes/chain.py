@@ -118,7 +118,7 @@ def specify(passes: Iterable[str | Specification] | None) -> list[Specification]
 
 
 def terms_of(specifications: Iterable[Specification]) -> list[Any]:
-    """What must be equal on all ranks, in JSON's types."""
+    """The terms that must be equal on all ranks, in JSON's types."""
     return [[entry.name, entry.terms()] for entry in specifications]
 
 

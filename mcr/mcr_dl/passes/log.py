@@ -55,7 +55,7 @@ class Log:
             object.__setattr__(self, "ops", tuple(dict.fromkeys(op_of(name) for name in self.ops)))
 
     def terms(self) -> dict[str, Any]:
-        """Nothing: a rank's records change no call."""
+        """Return no terms: a rank's records change no call."""
         return {}
 
     def make(self, group: _C.Group, shadow: Callable[..., _C.Group]) -> _C.Pass:

@@ -32,7 +32,7 @@ class Event(NamedTuple):
 
 
 def signature(record: Record) -> tuple[Any, ...]:
-    """What identifies a call in every iteration. The sizes of a vectored one may change."""
+    """The identity of a call in every iteration. The sizes of a vectored one may change."""
     sizes = () if record.vectored else (record.in_count, record.out_count)
     return (record.group.key, record.op, record.vectored, record.dtype, record.root, record.asynchronous, *sizes)
 

@@ -58,7 +58,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Call:
-    """What a captured call does. ``count``: elements of the tensor, or of each rank's block."""
+    """The operation of a captured call. ``count``: elements of the tensor, or of each rank's block."""
 
     op: str
     count: int

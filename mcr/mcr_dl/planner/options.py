@@ -39,7 +39,7 @@ def expressions(call: Call) -> Iterator[tuple[str, Expression]]:
 
 
 def _operation(motif: Motif, call: Call) -> str:
-    """What the core does for a motif: the reduces and broadcasts of a tree are messages."""
+    """The core's operation for a motif: the reduces and broadcasts of a tree are messages."""
     return "send" if call.op == "all_reduce" and motif.root is not None else motif.op
 
 

@@ -38,7 +38,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Search:
-    """What a search did. ``chains``: the best cost of each."""
+    """The outcome of a search. ``chains``: the best cost of each."""
 
     plan: Plan
     chains: tuple[int, ...]

@@ -30,7 +30,7 @@ class Row(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """What the ranks agree on for a dimension. ``exchanges``: a reduce_scatter is faster made by an all_to_all."""
+    """The ranks' agreement on a dimension. ``exchanges``: a reduce_scatter is faster made by an all_to_all."""
 
     row: Row
     exchanges: bool

@@ -21,7 +21,7 @@ _Answer = dict[str, Any]
 
 @dataclass(frozen=True)
 class Agreed:
-    """What all ranks have agreed on.
+    """The agreement of all ranks.
 
     ``asked``: the backends without which init fails, as they were asked for by name or by a variable that names their
     library. ``local``: backends that connect only ranks of one host, in a job of several, with a number for each rank's

@@ -75,7 +75,7 @@ class ByteScheduler(nn.Module):
                 order of the forward pass; "auto" limits stand for None there.
             tuning: how "auto" limits are found. "shortlist": the plans that simulation prefers take turns of some
                 training steps, and the fastest stays, after about 130 steps; "bayesian": then 15 more settings are
-                measured, 25 steps each, which an optimiser finds (``pip install mcr-dl[tune]``); "simulation": the plan
+                measured, 25 steps each, which an optimiser finds (``pip install optuna scipy``); "simulation": the plan
                 that simulation prefers.
             order: "static": the plan's order. "leader": rank 0 chooses the order by priority during each backward pass,
                 for models whose graph changes from step to step; implies ``tuning="simulation"``.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ByteScheduler refuses, before anything is sent."""
+"""The checks of models and arguments that ByteScheduler makes before anything is sent."""
 
 from __future__ import annotations
 
@@ -125,7 +125,8 @@ def _tuning(given: dict[str, Any]) -> None:
         message = f"ByteScheduler: tuning='bayesian': expected {expected}"
         raise InvalidArgumentError(message)
     if search.missing():
-        message = f"ByteScheduler: tuning='bayesian' needs {' and '.join(search.missing())}: pip install mcr-dl[tune]"
+        needed = search.missing()
+        message = f"ByteScheduler: tuning='bayesian' needs {' and '.join(needed)}: pip install {' '.join(needed)}"
         raise UnsupportedError(message)
 
 

@@ -42,7 +42,7 @@ class Choice:
         return self.transfers.group
 
     def costs(self, times: planning.Times, layers: Sequence[Sequence[Piece]]) -> planning.Costs:
-        """What plans are simulated from: the recorded times, and those of some transfers. Nothing may be in flight."""
+        """The input of the simulation: the recorded times, and those of some transfers. Nothing may be in flight."""
         pieces = [piece for layer in layers for piece in layer]
         sizes, kinds = [piece.nbytes for piece in pieces], [piece.kind for piece in pieces]
         number = {piece: index for index, piece in enumerate(pieces)}

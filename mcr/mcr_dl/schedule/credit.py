@@ -34,7 +34,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Transfer:
-    """What a partition costs: it occupies the communicator, and completes some time after that.
+    """The cost of a partition: it occupies the communicator, and completes some time after that.
 
     ``points``: (bytes, time of occupation), by ascending bytes; ``latencies``: (bytes, time after that). Between the
     points the times are interpolated, beyond the last one they grow in proportion.

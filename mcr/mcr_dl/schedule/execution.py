@@ -73,7 +73,7 @@ def install(control: _C.PlanControl, plan: Document | None, seen: Sequence[measu
 
 
 def problem(plans: Sequence[Document], iteration: measured.Iteration) -> str:
-    """What keeps this rank from executing some of the plans for an iteration; empty if nothing does."""
+    """The reason why this rank cannot execute some of the plans for an iteration; empty if it can."""
     groups = {group.name(): group for group in iteration.groups}
     return next(filter(None, (_problem(plan, iteration.seen, groups) for plan in plans)), "")
 

@@ -171,7 +171,7 @@ class Piece:
 
 
 class ReadGradient(torch.Tensor):
-    """What ``parameter.grad`` is from the end of its backward pass to its update: any use waits for the reduction."""
+    """``parameter.grad`` from the end of its backward pass to its update: any use waits for the reduction."""
 
     wait: Callable[[], None]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ByteScheduler hears of a model and its optimizer while a program trains."""
+"""The hooks through which ByteScheduler follows a model and its optimizer."""
 
 from __future__ import annotations
 

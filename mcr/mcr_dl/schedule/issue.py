@@ -44,7 +44,7 @@ class Partition:
 
     @property
     def last(self) -> Partition:
-        """What is complete when the whole partition is."""
+        """The operation that ends last: the partition is complete when it is."""
         return self.gather or self
 
 
@@ -64,7 +64,7 @@ class Transfers:
 
     @property
     def candidate(self) -> str | None:
-        """That of gradients' all_reduces."""
+        """The candidate of gradients' all_reduces."""
         return self.backend or self.fastest
 
     def halve(self, partitions: Sequence[Partition], by_use: Sequence[Partition]) -> list[Partition]:
@@ -213,7 +213,7 @@ class Issuer:
                 self._pause()
 
     def _pause(self) -> None:
-        """Nothing is in flight: another thread issues, or the leader's next decision has not arrived."""
+        """Wait while nothing is in flight: another thread issues, or the leader's next decision has not arrived."""
         if self.leader is not None and not self.leader.leads and not self._queue:
             self.leader.pause()
         else:

@@ -74,7 +74,7 @@ def path() -> Path:
 
 
 def key(group: _C.Group, sizes: Sequence[int], kinds: Sequence[str], candidate: str | None) -> str | None:
-    """What settings are kept for: the sizes and types of the model's gradients, their candidate, the ranks, versions.
+    """The key of kept settings: the sizes and types of the model's gradients, their candidate, the ranks, versions.
 
     None, equally on all ranks, if the job keeps none.
     """

@@ -61,7 +61,7 @@ class Iteration:
         return None if self.seen[index].fixed else capture.call_of(self.calls[index])
 
     def terms(self) -> list[Row]:
-        """What must be equal on all ranks: the numbers of ranks and the backends of the groups, and the calls."""
+        """The facts that must be equal on all ranks: sizes and backends of the groups, and the calls."""
         rows = [[len(group.ranks), *self.measured(index)] for index, group in enumerate(self.groups)]
         for group, seen, record in zip(self.of_call, self.seen, self.calls, strict=True):
             sizes = [] if record.vectored else [record.in_count, record.out_count]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Syndicate planned for an iteration and what happened, in one timeline for Perfetto or chrome://tracing."""
+"""Syndicate's plan of an iteration and its course in one timeline, for Perfetto or chrome://tracing."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Plan:
 
 @dataclass
 class Times:
-    """What one rank records in some steps: when each piece's gradient is there, and what the forward pass takes."""
+    """One rank's records of some steps: when each piece's gradient is there, and the time of the forward pass."""
 
     pieces: int
     first_use: list[int] = field(default_factory=list)  # layers
@@ -170,7 +170,7 @@ def _medians(values: list[Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Costs:
-    """What the plans of one model are simulated from: equal on all ranks, in nanoseconds and bytes.
+    """The input of the simulation of one model's plans: equal on all ranks, in nanoseconds and bytes.
 
     ``by_use``: the gradients in the order of the forward pass; ``ready``, ``forward`` and ``sizes`` of each one in that
     order; ``kinds``: gradients of different kinds are never joined.

@@ -50,7 +50,7 @@ _COMPLETE = timedelta(seconds=1)  # for the calls of the last iteration to be co
 
 
 class Phase(Enum):
-    """What the ranks do: alike on all of them."""
+    """The state of the ranks, equal on all of them."""
 
     WATCHING = "watching"
     TRYING = "trying"
@@ -81,7 +81,7 @@ class Turn(NamedTuple):
 
 @dataclass
 class _Known:
-    """What is known of iterations of one kind: plans that are worth a try, or the one that stays."""
+    """The plans for iterations of one kind: plans that are worth a try, or the one that stays."""
 
     plans: list[execution.Document]
     chosen: bool = False
@@ -263,7 +263,7 @@ class Replanner:
         return measured.Iteration(found, seen, [each for each in groups if each is not None], of_call)
 
     def _agree_on(self, iteration: measured.Iteration | None) -> Any:
-        """What the calls are, and their shortest times over the ranks, which also wait for the last rank to call."""
+        """The calls, and their shortest times over the ranks, which also wait for the last rank to call."""
         mine: Any = None
         if iteration is not None:
             mine = {"calls": iteration.terms(), "times": capture.times(iteration.found), "at": iteration.at()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bayesian optimisation of ByteScheduler's settings, by optuna (``pip install mcr-dl[tune]``).
+"""Bayesian optimisation of ByteScheduler's settings, by optuna (``pip install optuna scipy``).
 
 Source: SOSP'19, section 4.3. A Gaussian process of step times over the logarithms of the settings takes the place of
 the paper's tuner.

@@ -162,7 +162,7 @@ class Syndicate:
 
     @property
     def events(self) -> list[Event]:
-        """What has happened so far: plans that were made, kept, dropped and left."""
+        """The events so far: plans that were made, kept, dropped and left."""
         return list(self._replanner.events)
 
     @property

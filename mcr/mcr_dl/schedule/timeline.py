@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ByteScheduler planned for a training step and what happened, in one timeline for Perfetto or chrome://tracing."""
+"""ByteScheduler's plan of a training step and its course in one timeline, for Perfetto or chrome://tracing."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Updates:
         self._group_of: dict[torch.nn.Parameter, int] = {}
 
     def hyperparameters(self) -> list[Hyperparameters]:
-        """Those of each parameter group now; a later change, as by a learning-rate scheduler, does not reach them."""
+        """The hyper-parameters of each group now; later changes, as by a learning-rate scheduler, do not reach them."""
         groups = self._optimizer.param_groups
         self._group_of = {value: index for index, group in enumerate(groups) for value in group["params"]}
         return [{name: _kept(value) for name, value in group.items() if name != "params"} for group in groups]

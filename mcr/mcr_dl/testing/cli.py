@@ -16,8 +16,9 @@ from rich.table import Table
 from mcr_dl import _C
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.bench.ranks import launched, orderly_end
-from mcr_dl.commands import arguments, environment
+from mcr_dl.commands import arguments
 from mcr_dl.commands.console import Console, bars
+from mcr_dl.groups import environment
 from mcr_dl.libraries import registry
 from mcr_dl.testing import cases, kit
 from mcr_dl.testing.calls import OPS

@@ -24,7 +24,7 @@ class DLPack:
 
 
 def columns(tensor: torch.Tensor) -> torch.Tensor:
-    """The same elements, column by column; vectors become two rows."""
+    """Lay the elements out column by column; vectors become two rows."""
     if tensor.dim() == 1 and tensor.numel() % 2 == 0:
         tensor = tensor.view(2, -1)
     strides = [1]

@@ -25,7 +25,7 @@ _START_SECONDS = 90.0
 
 @dataclass(frozen=True)
 class Settings:
-    """What to run. ``limit``: seconds in which the ranks must run each batch of cases."""
+    """The cases to run. ``limit``: seconds in which the ranks must run each batch of cases."""
 
     backend: str  # a candidate
     ranks: int = 3

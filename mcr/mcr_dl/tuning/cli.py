@@ -19,9 +19,10 @@ from mcr_dl.base import launcher
 from mcr_dl.base.errors import BackendUnavailableError, InvalidArgumentError
 from mcr_dl.base.operations import frequent, operation_of
 from mcr_dl.bench.ranks import launched
-from mcr_dl.commands import arguments, environment
+from mcr_dl.commands import arguments
 from mcr_dl.commands.console import Console, bars
 from mcr_dl.commands.sizes import short_size_text, size_text
+from mcr_dl.groups import environment
 from mcr_dl.libraries import registry
 from mcr_dl.measure import devices
 from mcr_dl.tables import codecs
@@ -362,7 +363,7 @@ def _run(plan: Plan, record: Path, settings: _Settings) -> Progress | None:
         progress = journal.resume(plan)
     else:
         if record.exists():
-            _say("starting anew; --resume would have gone on with the run that was interrupted")
+            _say("starting anew; --resume continues an interrupted run")
         journal.begin(plan)
     with _Display(plan, progress) as display:
         return Tuner(plan, journal, progress, limit=settings.limit, report=display.take).run()

@@ -91,7 +91,7 @@ def leave_member(store: torch_dist.Store, rank: int, identity: dict[str, Any]) -
 
 
 def missing(store: torch_dist.Store, key: str, numbers: Sequence[int]) -> list[int]:
-    """Those of these numbers under which nothing is at the store: with few requests if they are few. STORE_ERRORS."""
+    """Return the numbers that have no value at the store; few numbers take few requests. Raises STORE_ERRORS."""
     return [numbers[place] for place in absent(store, [f"{key}/{number}" for number in numbers])]
 
 

@@ -72,7 +72,7 @@ class _Connection:
 
 
 class Listener(Protocol):
-    """What gets the news, on the thread of the connections."""
+    """The receiver of news, on the thread of the connections."""
 
     def broken(self, broken: Broken) -> None:
         """A connection broke a moment ago, and has not come back."""
@@ -302,7 +302,7 @@ class Connections:
             self._connect(target)
 
     def _address(self, target: int) -> dict[str, Any] | None:
-        """What the process that has the rank now has left, if it has."""
+        """The entry of the process that has the rank now, if it has left one."""
         address, member = self._exchange.left(ADDRESS, target), self._exchange.left(MEMBER, target)
         found: dict[str, Any] | None = address if address and address["member"] == member else None
         return found

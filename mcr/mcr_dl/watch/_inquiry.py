@@ -34,7 +34,7 @@ class _Heard(NamedTuple):
 
 
 class Inquiries:
-    """Those of one process.
+    """The inquiries of one process about calls that do not complete.
 
     A call that some ranks entered later than others times out later there, too. These ranks use the diagnosis of an
     alarm that they have just answered, instead of having all ranks report once more for each of them. In a large job,

@@ -102,7 +102,7 @@ class _Single:
 
     @property
     def whole(self) -> str:
-        """The same with the tag and the peer."""
+        """The text of the message with its tag and its peer."""
         peer = f"to rank {self.place.target}" if self.sends else f"from {_rank_text(self.source)}"
         return f"{_message_text(self.sends, self.run, self.place, tagged=True)}, {peer}"
 

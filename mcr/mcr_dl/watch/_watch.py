@@ -47,7 +47,7 @@ class Groups(NamedTuple):
 
 
 class Former(NamedTuple):
-    """What was before a process took the place of a lost rank."""
+    """The job's state before a process took the place of a lost rank."""
 
     alarm: int  # the number of the next alarm
     lost: dict[int, str]  # the other ranks that have been lost, and what happened to each
@@ -117,11 +117,11 @@ class Watch:
         self._losses.replace(rank, member, text, node)
 
     def give_up(self, rank: int, text: str) -> None:
-        """That process does not come."""
+        """The awaited process will not come."""
         self._losses.give_up(rank, text)
 
     def former(self) -> Former:
-        """What a process that takes the place of a lost rank must know."""
+        """The facts that a process in the place of a lost rank must know."""
         return Former(self._exchange.number, self._losses.texts)
 
     def stop(self, reason: str, *, well: bool) -> None:
@@ -459,7 +459,7 @@ def give_up(rank: int, text: str) -> None:
 
 
 def former() -> Former:
-    """What a process that takes the place of a lost rank must know."""
+    """The facts that a process in the place of a lost rank must know."""
     return Former(0, {}) if _current is None else _current.former()
 
 

@@ -108,7 +108,10 @@ py::object PassedCall::output_counts() const {
 
 void PassedCall::expect_open() const {
   if (fate_ == Fate::Open && passage_ != nullptr) return;
-  throw Error(ErrorCode::InvalidArgument, "pass '" + pass_ + "': the call has gone on, was answered or is over");
+  throw Error(
+      ErrorCode::InvalidArgument,
+      "pass '" + pass_ +
+          "': expected a call that the pass still holds, got one that it has issued or answered, or that has ended");
 }
 
 void PassedCall::decide(Fate fate) {

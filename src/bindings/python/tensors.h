@@ -16,7 +16,7 @@
 
 namespace mcr::python {
 
-/// Nothing for a type that cannot be communicated.
+/// Empty for a type that cannot be communicated.
 std::optional<DType> dtype_of(at::ScalarType type);
 at::ScalarType scalar_of(DType dtype);
 /// A one-dimensional tensor on the buffer's memory, without ownership.

@@ -228,7 +228,7 @@ PyMethodDef methods[] = {
     {"is_success", is_success, METH_NOARGS,
      "is_success($self, /)\n--\n\nTrue once the operation is complete without an error."},
     {"exception", exception, METH_NOARGS, "exception($self, /)\n--\n\nThe error of a failed operation, or None."},
-    {"synchronize", synchronize, METH_NOARGS, "synchronize($self, /)\n--\n\nThe same as wait()."},
+    {"synchronize", synchronize, METH_NOARGS, "synchronize($self, /)\n--\n\nAs wait()."},
     {"source_rank", source_rank, METH_NOARGS,
      "source_rank($self, /)\n--\n\nThe group rank that a completed receive came from."},
     {"result", result, METH_NOARGS, "result($self, /)\n--\n\nThe tensors that hold the result."},

@@ -462,7 +462,7 @@ void add_torch_backend(py::module_& module) {
   TorchError::register_translator();
   py::class_<Options, c10d::Backend::Options, c10::intrusive_ptr<Options>>(
       module, "Options",
-      "What is underneath a group: `pg_options=` of new_group and of torch's functions that make groups and meshes.")
+      "A group's backends and the form of its calls: `pg_options=` of functions that make groups and meshes.")
       .def(py::init([](std::vector<std::string> backends, std::optional<bool> uniform) {
              return c10::make_intrusive<Options>(std::move(backends), uniform);
            }),
