@@ -29,7 +29,7 @@ class Work:
     def exception(self) -> BaseException | None:
         """The error of a failed operation, or None."""
     def synchronize(self) -> None:
-        """The same as wait()."""
+        """As wait()."""
     def source_rank(self) -> int:
         """The group rank that a completed receive came from."""
     def result(self) -> list[torch.Tensor]:
@@ -138,7 +138,7 @@ class PassedCall:
         """Runs a function of no arguments when the result is there, before the call is seen to be complete."""
 
 class Options:
-    """What is underneath a group: `pg_options=` of new_group and of torch's functions that make groups and meshes."""
+    """A group's backends and the form of its calls: `pg_options=` of functions that make groups and meshes."""
 
     def __init__(self, backends: list[str] = ..., uniform: bool | None = ...) -> None: ...
     @property

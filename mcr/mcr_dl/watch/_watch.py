@@ -281,18 +281,23 @@ class Watch:
 
     def explain(self, text: str, label: str, seq: int, message: bool, timeout: bool) -> str:
         """Complete the error text of a call that other ranks take part in."""
-        known = self._recent(label, message, seq, seq)
+        patience, known = _ERROR_INQUIRY + 2 * self._exchange.more, self._recent(label, message, seq, seq)
         spaced = time.monotonic() - self._last_alarm >= _SPACING
         lost = None if timeout else self._lost(label, news=spaced and known is None)
         if lost is not None:
             return complete(text, label, sentence(lost), timeout=False)
-        if known is not None:
-            return complete(text, label, known, timeout=timeout)
-        if not spaced:
-            return text
-        patience = _ERROR_INQUIRY + 2 * self._exchange.more
-        told = self._explanation(text, label, seq, message, "error", patience)
-        return complete(text, label, with_loss(told, label), timeout=timeout)
+        told = known
+        if told is None and spaced:
+            told = with_loss(self._explanation(text, label, seq, message, "error", patience), label)
+        return complete(text, label, self._of_another_call(patience) if told is None else told, timeout=timeout)
+
+    def _of_another_call(self, patience: float) -> str:
+        """The diagnosis that another thread has just made, or makes now: both calls probably wait for the same rank."""
+        if self._inquiring.acquire(timeout=patience):
+            self._inquiring.release()
+        known = self._known
+        useful = known.told and ARRIVED not in known.told and time.monotonic() - known.time < SAME
+        return f"Found for a call of {known.label}: {known.told}" if useful else ""
 
     def _lost(self, label: str, *, news: bool) -> str | None:
         """Why the group of a failed call has lost a rank: the library may notice it before the end of the process.
