@@ -430,6 +430,9 @@ def test_command_with_unsupported_operation() -> None:
     ("arguments", "words"),
     [
         ("--ops all_redcue", "all_reduce, reduce,"),
+        ("--ops alreduce", "'alreduce'; did you mean all_reduce?"),
+        ("--backends glooo", "'glooo'; did you mean gloo?"),
+        ("all_reduce", "unrecognized arguments: all_reduce; operations go to --ops"),
         ("--backends unknown", "nccl, shm, mpi, gloo"),
         ("--dtype float31", "float32"),
         ("--redop BAND", "SUM, AVG"),

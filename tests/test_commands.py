@@ -66,7 +66,7 @@ REFUSED = [
     ("mcr-tune", f"-n 2,{MOST + 1}", f"expected at most {MOST} ranks on this machine"),
     *((name, f"--nproc {MOST + 1}", f"--nproc: expected at most {MOST} ranks on this machine") for name in EXAMPLES),
     # Misspelt subcommands and options, and removed ones.
-    ("mcr-tune", "shwo", "invalid choice: shwo (choose from show, plot, diff, simulate)"),
+    ("mcr-tune", "shwo", "invalid choice: shwo (choose from show, plot, diff, simulate); did you mean show?"),
     ("mcr-tune", "export --format openmpi", "invalid choice: export (choose from show, plot, diff, simulate)"),
     ("mcr-tune", "--qiuck", "unrecognized arguments: --qiuck"),
     ("mcr-tune", "--quick show", "expected show first, or options of a measurement alone, got --quick"),

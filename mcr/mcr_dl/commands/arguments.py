@@ -72,11 +72,27 @@ class Parser(argparse.ArgumentParser):
         return [self, *(group.choices[word] for group in groups for word in words if word in group.choices)]
 
 
+_WRONG_NAMES = (
+    re.compile(r"invalid choice: '(?P<got>[^']*)' \(choose from (?P<known>.*)\)"),
+    re.compile(r"expected (?:one|some) of (?P<known>.*), got (?:the unknown name )?'(?P<got>[^']*)'"),
+)
+
+
+def _with_nearest(message: str) -> str:
+    """The message, with the known name that is nearest to the wrong one, if it lists the known ones."""
+    found = next(filter(None, (pattern.search(message) for pattern in _WRONG_NAMES)), None)
+    known = re.findall(r"[\w:-]+", found["known"]) if found else []
+    near = difflib.get_close_matches(found["got"], known, n=1) if found else []
+    return f"{message}; did you mean {near[0]}?" if near else message
+
+
 def _suggestion(rest: Sequence[str], known: Sequence[str]) -> str:
     """The known option that is nearest to the first unknown one, as the end of an error; empty if none is near."""
     given = [word.partition("=")[0].lstrip("-") for word in rest if word.startswith("-")]
     options = {option.lstrip("-"): option for option in known}  # dashes make short words alike
     near = difflib.get_close_matches(given[0], options, n=1) if given else []
+    if not given and "--ops" in known:
+        return "; operations go to --ops"
     return f"; did you mean {options[near[0]]}?" if near else ""
 
 
@@ -173,7 +189,7 @@ def refuse(program: str, message: str) -> int:
     rank = _rank()
     if rank == 0 or not _said_by_rank_0():
         where = f"rank {rank}: " if rank > 0 else ""
-        print(f"{program}: error: {where}{message}", file=sys.stderr, flush=True)
+        print(f"{program}: error: {where}{_with_nearest(message)}", file=sys.stderr, flush=True)
     sys.last_value = SystemExit(message)  # the process does not wait for the others at its end
     return FAILED
 
