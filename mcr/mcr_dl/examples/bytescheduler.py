@@ -63,12 +63,24 @@ def measure(model: str, steps: int, search: bool, group: Any, progress: Any) -> 
         "bytes": trainers[models.DDP].nbytes,
         "batch": list(trainers[models.DDP].shape),
         "plans": {
-            name: {"settings": str(plan), "simulated_ms": plan.step_time and round(plan.step_time / 1e6, 3)}
+            name: _plan(trainer.model)
             for name, trainer in trainers.items()
-            if isinstance(plan := getattr(trainer.model, "plan", None), dist.schedule.Plan)
+            if isinstance(trainer.model, dist.schedule.ByteScheduler)
         },
         "communication_ms": round(_communication(trainers[models.DDP].nbytes, group), 3),
         "turns": times,
+    }
+
+
+def _plan(model: dist.schedule.ByteScheduler) -> dict[str, Any]:
+    """The plan that stays, its simulated time, and that of the best plan by simulation, in milliseconds."""
+    simulated = [each.step_time for each in (model.plan, *(trial.plan for trial in model.trials))]
+    known = [time / 1e6 for time in simulated if time is not None]
+    return {
+        "settings": str(model.plan),
+        "candidate": model.candidate,
+        "simulated_ms": None if model.plan.step_time is None else round(known[0], 3),
+        "optimum_ms": round(min(known), 3) if known else None,
     }
 
 

@@ -210,6 +210,11 @@ class ByteScheduler(nn.Module):
         return self._choice.trials
 
     @property
+    def candidate(self) -> str | None:
+        """The candidate of the gradients' all_reduces; None: the group's choice for each."""
+        return self._transfers.candidate
+
+    @property
     def comparing(self) -> bool:
         """Whether plans are still being made or compared; later the plan stays."""
         return self._steps <= planning.RECORDED or self._choice.tuner is not None
