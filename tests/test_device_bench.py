@@ -116,9 +116,9 @@ def test_which_backends_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "known_names", lambda: list(usable))
     monkeypatch.setattr(registry, "load", load)
     monkeypatch.setattr(registry._C, "backend_status", lambda: {name: name for name in usable})
-    assert machine.usable_backends("cuda") == ["nccl", "gloo", "shm"]
-    assert machine.usable_backends("cpu") == ["gloo", "shm"]
-    assert tune._backends_for(("all",), "cuda") == ["nccl", "gloo", "shm"]
+    assert machine.usable_backends("cuda") == ["nccl", "shm", "gloo"]
+    assert machine.usable_backends("cpu") == ["shm", "gloo"]
+    assert tune._backends_for(("all",), "cuda") == ["nccl", "shm", "gloo"]
     assert tune._backends_for(("gloo",), "cpu") == ["gloo"]
     with pytest.raises(Exception, match="--backends: backend 'mpi' is unavailable"):
         tune._backends_for(("gloo", "mpi"), "cuda")

@@ -355,7 +355,7 @@ def waits_are_logged() -> None:
             "state_dict()": model.state_dict,
             "load_state_dict()": lambda: optimizer.load_state_dict(torch.optim.SGD(model.parameters()).state_dict()),
             "parameters()": lambda: [*scheduler.parameters()],
-            "eval()": lambda: scheduler.eval().train(),
+            "model.eval()": lambda: scheduler.eval().train(),
             "close()": scheduler.close,
         }
         for use in uses.values():

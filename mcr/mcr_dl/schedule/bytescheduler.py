@@ -243,7 +243,7 @@ class ByteScheduler(nn.Module):
     def train(self, mode: bool = True) -> ByteScheduler:
         """As in torch; before evaluation all updates are made."""
         if not mode and hasattr(self, "_hooks"):
-            self._drain("eval()")
+            self._drain("model.eval()")
         return super().train(mode)
 
     def _enter(self, module: nn.Module) -> None:
