@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import mcr_dl
 from mcr_dl.base.errors import InvalidArgumentError, McrError, UnsupportedError
-from mcr_dl.schedule import ByteScheduler
+from mcr_dl.schedule import ByteScheduler, planning, tuning
 from mcr_dl.schedule.issue import Issuer, Partition
 from ranks.torch_training import life
 
@@ -77,6 +77,23 @@ def late_rank_switches_at_the_same_step() -> None:
     plans = _all((watched.model.plan.order, watched.model.plan.partition, watched.model.plan.credit))
     assert all(plan == plans[0] for plan in plans)
     assert plans[0][0]
+
+
+def late_ranks_change_plans_at_the_same_step() -> None:
+    """Defect 2, while plans are compared: ranks are late, in turns, in the steps around each change."""
+    watched = Watched(nn.Sequential(nn.Linear(64, 256), nn.Linear(256, 256), nn.Linear(256, 64)))
+    plans = []
+    turn = tuning.DROPPED + tuning.COUNTED
+    for step in range(6 * turn):
+        if (step - planning.RECORDED) % turn in (
+            turn - 1,
+            0,
+        ) and step // turn % dist.get_world_size() == dist.get_rank():
+            time.sleep(0.05)
+        watched.train(1, (4, 64))
+        plans.append(str(watched.model.plan))
+    assert len(set(plans)) > 3
+    assert len(set(map(str, _all((watched.issued, plans))))) == 1
 
 
 def learning_rate_of_its_step() -> None:
@@ -200,6 +217,7 @@ def different_orders_are_found() -> None:
 DEFECTS = (
     partition_size_takes_effect,
     late_rank_switches_at_the_same_step,
+    late_ranks_change_plans_at_the_same_step,
     learning_rate_of_its_step,
     modules_with_children_wait,
     any_shape_is_cut,
