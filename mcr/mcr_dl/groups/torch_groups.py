@@ -36,7 +36,7 @@ def _standing_for(group: _C.Group) -> Iterator[None]:
     global _expected
     torch_names = torch_dist.distributed_c10d
     hashed = torch_names._hash_ranks_to_str
-    made = torch_names._world.group_count if torch_dist.is_initialized() else None
+    count = torch_names._world.group_count if torch_dist.is_initialized() else None
     name = hashlib.sha1(f"{group.name()} {list(group.ranks)}".encode(), usedforsecurity=False).hexdigest()
     torch_names._hash_ranks_to_str = lambda _ranks: name  # type: ignore[assignment]
     _expected = group
@@ -45,8 +45,8 @@ def _standing_for(group: _C.Group) -> Iterator[None]:
     finally:
         _expected = None
         torch_names._hash_ranks_to_str = hashed
-        if made is not None:  # from version 2.15 on, torch counts this group, too, and names the next ones by the count
-            torch_names._world.group_count = made
+        if count is not None:  # from version 2.15 on, torch counts this group, too, and names the next ones by the count
+            torch_names._world.group_count = count
 
 
 def publish(group: _C.Group, options: Any = None, parent: _C.Group | None = None) -> torch_dist.ProcessGroup:
