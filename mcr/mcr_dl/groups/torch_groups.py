@@ -45,7 +45,7 @@ def _standing_for(group: _C.Group) -> Iterator[None]:
     finally:
         _expected = None
         torch_names._hash_ranks_to_str = hashed
-        if count is not None:  # from version 2.15 on, torch counts this group, too, and names the next ones by the count
+        if count is not None:  # from 2.15 on, torch counts this group, too, and names the next ones by the count
             torch_names._world.group_count = count
 
 
