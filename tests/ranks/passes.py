@@ -237,10 +237,11 @@ def mistakes() -> None:
     def raises(call: PassedCall) -> Any:
         raise ValueError(f"no {call.op} today")
 
+    twice = "pass 'mine': expected a call that the pass still holds, got one that it has issued"
     cases: list[tuple[Handle, type[Exception], str]] = [
         (raises, ValueError, "no all_reduce today"),
         (lambda _: None, InvalidArgumentError, "pass 'mine': handle() must call"),
-        (lambda call: [call.proceed(), call.proceed()], InvalidArgumentError, "pass 'mine': expected a call that"),
+        (lambda call: [call.proceed(), call.proceed()], InvalidArgumentError, twice),
         (lambda call: call.proceed(output=torch.zeros(1)), InvalidArgumentError, "output: expected 3 elements, got 1"),
         (lambda call: call.proceed(output=torch.zeros(3, dtype=torch.bool)), InvalidTypeError, "AVG is not defined"),
         (lambda call: call.proceed(input=torch.zeros(3)), InvalidArgumentError, "input: expected"),

@@ -11,7 +11,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -81,19 +81,23 @@ _WRONG_NAMES = (
 def _with_nearest(message: str) -> str:
     """The message, with the known name that is nearest to the wrong one, if it lists the known ones."""
     found = next(filter(None, (pattern.search(message) for pattern in _WRONG_NAMES)), None)
-    known = re.findall(r"[\w:-]+", found["known"]) if found else []
-    near = difflib.get_close_matches(found["got"], known, n=1) if found else []
-    return f"{message}; did you mean {near[0]}?" if near else message
+    if found is None:
+        return message
+    return message + _did_you_mean(found["got"], {name: name for name in re.findall(r"[\w:-]+", found["known"])})
+
+
+def _did_you_mean(got: str, known: Mapping[str, str]) -> str:
+    """The known spelling whose key is nearest, as the end of an error; empty if none is near."""
+    near = difflib.get_close_matches(got, known, n=1)
+    return f"; did you mean {known[near[0]]}?" if near else ""
 
 
 def _suggestion(rest: Sequence[str], known: Sequence[str]) -> str:
     """The known option that is nearest to the first unknown one, as the end of an error; empty if none is near."""
     given = [word.partition("=")[0].lstrip("-") for word in rest if word.startswith("-")]
-    options = {option.lstrip("-"): option for option in known}  # dashes make short words alike
-    near = difflib.get_close_matches(given[0], options, n=1) if given else []
-    if not given and "--ops" in known:
-        return "; operations go to --ops"
-    return f"; did you mean {options[near[0]]}?" if near else ""
+    if not given:
+        return "; operations go to --ops" if "--ops" in known else ""
+    return _did_you_mean(given[0], {option.lstrip("-"): option for option in known})  # dashes make short words alike
 
 
 class _PrintCompletion(argparse.Action):

@@ -124,8 +124,7 @@ def _tuning(given: dict[str, Any]) -> None:
         expected = ", ".join(f"{name}={value!r}" for name, value in others)
         message = f"ByteScheduler: tuning='bayesian': expected {expected}"
         raise InvalidArgumentError(message)
-    if search.missing():
-        needed = search.missing()
+    if needed := search.missing():
         message = f"ByteScheduler: tuning='bayesian' needs {' and '.join(needed)}: pip install {' '.join(needed)}"
         raise UnsupportedError(message)
 
