@@ -231,6 +231,7 @@ OTHERS = {
     "mcr/mcr_dl/trace/_plan.py",
     "mcr/mcr_dl/tuning/simulate.py",
     "bench/bytescheduler.py",
+    "bench/bytescheduler_cost.py",
     "bench/bytescheduler_soak.py",
     "bench/syndicate_runs.py",
     "bench/syndicate_soak.py",

@@ -128,11 +128,10 @@ class ByteScheduler(nn.Module):
         self._steps = 0  # that have reduced gradients
         self._reduces = False  # a backward pass since the last step has done so
         self._issued: int | None = None
-        self._used = bytearray(len(self._values))  # which parameters this backward pass has used here
-        self._earlier = bytearray(len(self._values))  # and backward passes without a reduction before it
-        self._flags = torch.zeros(len(self._values), dtype=torch.uint8)  # and then on any rank
-        self._use = Partition("the use of parameters", len(self._used) + guard.NBYTES)
-        self._late: set[Piece] = set()  # not updated when this backward pass began
+        # Which parameters backward passes have used here, without a reduction, before this one.
+        self._earlier = bytearray(len(self._values))
+        self._flags = torch.zeros(len(self._values), dtype=torch.uint8)  # these and this one, on any rank
+        self._use = Partition("the use of parameters", len(self._values) + guard.NBYTES)
         self._times = planning.Times(len(self._own_pieces))
         self._clock = 0
         self._current: list[int] = []
@@ -271,7 +270,8 @@ class ByteScheduler(nn.Module):
         self._update(layers)
         if not torch.is_grad_enabled() or hooks.in_backward_pass():
             return
-        self._reducing = self._synchronizes
+        if self._reducing != self._synchronizes:  # a module's attributes take long to set
+            self._reducing = self._synchronizes
         if self._steps <= planning.RECORDED:
             now = time.perf_counter_ns()
             for layer in layers:
@@ -298,7 +298,7 @@ class ByteScheduler(nn.Module):
             assert due is not None
             for piece in pieces:
                 piece.take_results(lambda _: True)  # each has a gradient here
-                piece.open, piece.due = False, None
+                piece.open, piece.due, piece.locked = False, None, False
             self._updates.apply(pieces, due)
         return True
 
@@ -315,39 +315,43 @@ class ByteScheduler(nn.Module):
 
     def _before_gradient(self, each: Parameter) -> None:
         """Gradients of an earlier backward pass are complete before new ones are added to their memory."""
-        piece = self._piece_of[each.value]
-        if piece.due is not None or piece in self._late:
-            raise McrError(checks.USED_EARLY.format(piece.name))
-        if piece.open and not self._open:
-            self._finish_all()
+        if each.piece.due is not None or self._open:
+            raise McrError(checks.USED_EARLY.format(each.piece.name))
+        self._finish_all()
 
     def _gradient(self, each: Parameter) -> None:
         if not self._reducing:
             self._earlier[each.index] = 1
             return
-        piece = self._piece_of[each.value]
         if not self._open:
             self._begin()
-        if self._used[each.index]:
+        if each.fresh:
             raise UnsupportedError(checks.TWICE.format(each.name))
+        if torch.is_grad_enabled():  # with create_graph=True
+            with torch.no_grad():
+                self._take(each)
+        else:
+            self._take(each)
+
+    def _take(self, each: Parameter) -> None:
         assert each.value.grad is not None
-        with torch.no_grad():
-            each.take(each.value.grad, self._read)
-            each.fresh = True
-            self._used[each.index] = 1
-            piece.missing -= 1
-            if piece.missing == 0:
-                self._submit(piece)
-                self._issuer.advance()
+        each.take(each.value.grad, self._read)
+        each.fresh = True
+        piece = each.piece
+        piece.missing -= 1
+        if piece.missing == 0:
+            self._submit(piece)
+            self._issuer.advance()
 
     def _begin(self) -> None:
-        self._late = {piece for piece in self._pieces if piece.due is not None}
+        late = [piece for piece in self._pieces if piece.due is not None]
         self._finish_all()
+        for piece in late:  # the forward pass has used it before its update
+            piece.locked = True
         if self._issued is not None:
             guard.compare(self._flags[-guard.NBYTES :], self._issued)
         self._issued = self._issuer.digest  # of all earlier passes, and so equal on all ranks
         self._open = self._reduces = True
-        self._used = bytearray(len(self._values))
         for piece in self._pieces:
             piece.begin()
         self._current = [0] * len(self._pieces)
@@ -362,13 +366,13 @@ class ByteScheduler(nn.Module):
     def _end(self) -> None:
         """The end of the backward pass, which has not used all parameters on every rank."""
         self._open = False
-        self._late.clear()
         with torch.no_grad():
             for piece in self._pieces:
+                piece.locked = True
                 if piece.missing:
                     piece.take_none(self._read)
                     self._submit(piece)
-            used = [here | before for here, before in zip(self._used, self._earlier, strict=True)]
+            used = [each.fresh or before for each, before in zip(self._values, self._earlier, strict=True)]
             self._earlier = bytearray(len(self._values))
             self._flags = torch.tensor([*used, *guard.sent(self._issued or 0)], dtype=torch.uint8)
             self._issuer.ready(self._use, self._flags)
@@ -394,20 +398,22 @@ class ByteScheduler(nn.Module):
 
     def _finish_all(self) -> None:
         for piece in self._pieces:
-            self._finish(piece)
+            if piece.open or piece.due is not None:
+                self._finish(piece)
         if not self._issuer.idle:
             self._issuer.wait(self._use)
 
     def _finish(self, piece: Piece, meanwhile: Callable[[], bool] | None = None) -> None:
         """Wait for a piece's gradients, and update its parameters if their step was made."""
-        with torch.no_grad():
-            if piece.open:
+        if piece.open:
+            with torch.no_grad():
                 for partition in piece.partitions:
                     self._issuer.wait(partition.last, meanwhile)
                 if not all(each.fresh for each in piece.parameters):
                     self._issuer.wait(self._use)
                 piece.take_results(lambda each: bool(self._flags[each.index]))
-                piece.open = False
+            piece.open = False
+        piece.locked = False
         if piece.due is not None:
             due, piece.due = piece.due, None
             self._updates.apply([piece], due)

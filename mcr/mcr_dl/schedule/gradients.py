@@ -31,6 +31,7 @@ class Parameter:
     guard: torch.Tensor | None = None  # what ``value.grad`` is until the gradient is reduced
     fresh: bool = False  # the last backward pass has added to the gradient, on this rank
     kept: bool = False  # it has not, and the gradient is that of earlier passes
+    piece: Piece = field(init=False, repr=False)  # in the current plan
 
     @property
     def nbytes(self) -> int:
@@ -63,7 +64,8 @@ class Piece:
     They are one parameter's, a module's small ones of one type, or those of several modules that a plan joins.
 
     ``missing``: parameters without a gradient in this backward pass. ``due``: the hyper-parameters of the step whose
-    update the piece still waits for, by parameter group; None if it waits for none.
+    update the piece still waits for, by parameter group; None if it waits for none. ``locked``: a backward pass must
+    not add to the gradients now.
     """
 
     name: str
@@ -71,9 +73,11 @@ class Piece:
     index: int = 0
     missing: int = 0
     open: bool = False  # between the backward pass and the end of its reduction
+    locked: bool = False
     due: list[Hyperparameters] | None = None
     partitions: list[Partition] = field(default_factory=list)
     _memory: torch.Tensor | None = None
+    _views: list[torch.Tensor] = field(default_factory=list)  # of the memory, by parameter
     _in_place: bool = False
 
     @property
@@ -122,42 +126,35 @@ class Piece:
 
     def fill(self, size: int) -> list[tuple[Partition, torch.Tensor]]:
         """The memory of each partition, with the gradients divided by the number of ranks (as DDP does)."""
-        (first, *others) = self.parameters
-        gradient = first.gradient
-        assert gradient is not None
+        first = self.parameters[0]
+        assert first.gradient is not None
         # A gradient that no rank has added to must stay as it is.
-        self._in_place = not others and gradient.is_contiguous() and not first.kept
+        self._in_place = len(self.parameters) == 1 and first.gradient.is_contiguous() and not first.kept
         if self._in_place:
-            flat = gradient.view(-1)
+            memory = first.gradient
         else:
-            flat = self._own_memory()
-            place = 0
-            for each in self.parameters:
+            memory = self._own_memory()
+            for each, view in zip(self.parameters, self._views, strict=True):
                 assert each.gradient is not None
-                flat[place : place + each.value.numel()].view(each.value.shape).copy_(each.gradient)
-                place += each.value.numel()
+                view.copy_(each.gradient)
         if size > 1:
-            flat.mul_(1.0 / size)
-        place, cuts = 0, []
-        for partition in self.partitions:
-            count = partition.nbytes // flat.element_size()
-            cuts.append((partition, flat[place : place + count]))
-            place += count
-        return cuts
+            memory.mul_(1.0 / size)
+        if len(self.partitions) == 1:
+            return [(self.partitions[0], memory)]
+        parts = memory.view(-1).split_with_sizes([partition.elements for partition in self.partitions])
+        return [*zip(self.partitions, parts, strict=True)]
 
     def take_results(self, used: Callable[[Parameter], bool]) -> None:
         """Copy the reduced gradients back; a parameter that no rank has used keeps what it had before.
 
         ``value.grad`` becomes the reduced gradient, unless the program has put something else there.
         """
-        flat, place = None if self._in_place else self._own_memory(), 0
-        for each in self.parameters:
-            begin, place = place, place + each.value.numel()
+        for index, each in enumerate(self.parameters):
             assert each.gradient is not None
             if not each.fresh and not used(each):
                 each.gradient = each.gradient if each.kept else None
-            elif flat is not None:
-                each.gradient.copy_(flat[begin:place].view(each.value.shape))
+            elif not self._in_place:
+                each.gradient.copy_(self._views[index])
             if each.value.grad is each.guard:
                 each.value.grad = each.gradient
             each.guard = None
@@ -165,8 +162,10 @@ class Piece:
     def _own_memory(self) -> torch.Tensor:
         if self._memory is None:
             first = self.parameters[0].value
-            count = sum(each.value.numel() for each in self.parameters)
-            self._memory = torch.empty(count, dtype=first.dtype, device=first.device)
+            counts = [each.value.numel() for each in self.parameters]
+            self._memory = torch.empty(sum(counts), dtype=first.dtype, device=first.device)
+            parts = zip(self._memory.split_with_sizes(counts), self.parameters, strict=True)
+            self._views = [part.view(each.value.shape) for part, each in parts]
         return self._memory
 
 
@@ -255,6 +254,8 @@ def joined(layers: list[list[Piece]], members: Sequence[Sequence[int]]) -> tuple
         made.update(dict.fromkeys(parts, pieces[-1]))
     for index, piece in enumerate(pieces):
         piece.index = index
+        for each in piece.parameters:
+            each.piece = piece
     return [list(dict.fromkeys(made[piece] for piece in layer)) for layer in layers], pieces
 
 

@@ -49,11 +49,19 @@ class Gates:
 def of_gradients(
     values: Iterable[Parameter], before: Callable[[Parameter], None], after: Callable[[Parameter], None]
 ) -> list[Any]:
-    """Call ``before`` when a parameter's gradient is about to be added to, and ``after`` when it has been."""
+    """Call ``before`` when a locked gradient is about to be added to, and ``after`` when any has been added to."""
+
+    def check(each: Parameter) -> Callable[[Any], None]:
+        def hook(_: Any) -> None:
+            if each.piece.locked:
+                before(each)
+
+        return hook
+
     hooks = []
     for each in values:
         value: Any = each.value  # torch's functions that set hooks have no types
-        hooks.append(value.register_hook(lambda _, each=each: before(each)))
+        hooks.append(value.register_hook(check(each)))
         hooks.append(value.register_post_accumulate_grad_hook(lambda _, each=each: after(each)))
     return hooks
 

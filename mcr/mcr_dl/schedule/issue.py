@@ -19,6 +19,8 @@ from mcr_dl import _C
 from mcr_dl.base.errors import McrError
 from mcr_dl.schedule.leader import Leader
 
+_SUM, _MAX = torch.distributed.ReduceOp.SUM, torch.distributed.ReduceOp.MAX
+
 
 @dataclass(eq=False)
 class Partition:
@@ -41,6 +43,11 @@ class Partition:
     ready: int = 0
     issued: int = 0
     ended: int = 0
+    mark: bytes = field(init=False, repr=False)  # of the partition in the digest of all that was issued
+
+    def __post_init__(self) -> None:
+        """Make the mark."""
+        self.mark = f"{self.name} {self.nbytes}".encode()
 
     @property
     def last(self) -> Partition:
@@ -81,19 +88,17 @@ class Transfers:
         memory = partition.tensor
         assert memory is not None
         if partition is self.use:
-            return _C.all_reduce(memory, torch.distributed.ReduceOp.MAX, self.group, True, backend=self.backend)
+            return _C.all_reduce(memory, _MAX, self.group, True, backend=self.backend)
         if partition.gather is not None:
             shard = partition.gather.shard = memory.new_empty(memory.numel() // self.group.size())
-            total = torch.distributed.ReduceOp.SUM
-            return _C.reduce_scatter_tensor(shard, memory, total, self.group, True, backend=self.backend)
+            return _C.reduce_scatter_tensor(shard, memory.view(-1), _SUM, self.group, True, backend=self.backend)
         if partition.shard is not None:
-            return _C.all_gather_into_tensor(memory, partition.shard, self.group, True, backend=self.backend)
+            return _C.all_gather_into_tensor(memory.view(-1), partition.shard, self.group, True, backend=self.backend)
         return self.reduce(memory)
 
     def reduce(self, memory: torch.Tensor, candidate: str | None = None) -> _C.Work:
         """Start the sum of a gradient's memory over the ranks, on a candidate or on that of all gradients."""
-        total = torch.distributed.ReduceOp.SUM
-        return _C.all_reduce(memory, total, self.group, True, backend=candidate or self.candidate)
+        return _C.all_reduce(memory, _SUM, self.group, True, backend=candidate or self.candidate)
 
 
 @dataclass(eq=False)
@@ -298,7 +303,7 @@ class Issuer:
             except Exception as error:
                 self._failure = error
                 raise
-            self.digest = zlib.crc32(f"{partition.name} {partition.nbytes}".encode(), self.digest)
+            self.digest = zlib.crc32(partition.mark, self.digest)
             with self._counts:
                 self._flying.append(partition)
                 self._queue.popleft()
