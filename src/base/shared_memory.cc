@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/shared_memory.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -41,7 +42,9 @@ File::~File() {
   if (number_ >= 0) close(number_);
 }
 
-Memory::Memory(int file, int64_t bytes, const char* variable) : bytes_(bytes), variable_(variable) {
+Memory::Memory(int file, int64_t bytes, const char* variable)
+    : file_(fcntl(file, F_DUPFD_CLOEXEC, 0)), bytes_(bytes), variable_(variable) {
+  if (!file_) refused("fcntl", bytes, errno, variable);
   void* const start =
       mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
   if (start == MAP_FAILED) refused("mmap", bytes, errno, variable);
@@ -73,8 +76,9 @@ std::shared_ptr<Memory> Memory::map(const File& file, int64_t bytes, const char*
 
 void Memory::populate(int64_t offset, int64_t bytes) {
   if (madvise(at(offset), static_cast<std::size_t>(bytes), MADV_POPULATE_WRITE) == 0) return;
-  // Kernels before 5.14 do not have it.
   if (errno != EINVAL) refused("madvise", bytes, errno, variable_);
+  // Kernels before 5.14 do not have it. An allocation leaves the page tables empty, but tells when memory is short.
+  if (fallocate(file_.get(), 0, offset, bytes) != 0) refused("fallocate", bytes, errno, variable_);
 }
 
 void Memory::discard(int64_t offset, int64_t bytes) noexcept {

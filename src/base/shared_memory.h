@@ -47,6 +47,7 @@ class Memory {
   int64_t bytes() const { return bytes_; }
 
  private:
+  File file_;
   std::byte* start_;
   int64_t bytes_;
   const char* variable_;

@@ -69,10 +69,10 @@ constexpr const char* kDifferent = "the ranks have made different calls";
 
 }  // namespace
 
-// Rank 0's thread reads a large message, which takes long, and then finds another call of rank 1. Meanwhile rank 0
-// makes the call that rank 1 has made: it must not match that one.
+// Rank 0's thread reads a large message in one turn, which takes long, and then finds another call of rank 1. Meanwhile
+// rank 0 makes the call that rank 1 has made: it must not match that one.
 TEST(a_call_that_waited_while_the_group_failed_raises_the_error) {
-  constexpr int64_t kLarge = 32 << 20;  // elements
+  constexpr int64_t kLarge = 7 << 20;  // elements
   for (const auto op : {Op::all_reduce, Op::send}) {
     const auto sent = std::make_unique_for_overwrite<int32_t[]>(kLarge);
     const auto received = std::make_unique_for_overwrite<int32_t[]>(kLarge);
@@ -156,6 +156,75 @@ TEST(different_exchanges_raise_errors) {
       } else {
         run(engine, Vectored(Op::gather, count, 0, {}, {}).call());
       }
+    });
+  }
+}
+
+// The root does not need the other rank for its first calls, and that rank lives on.
+TEST(an_error_of_one_rank_ends_the_calls_of_the_others) {
+  for (const int64_t count : {9, 100'000}) {
+    std::atomic<bool> known{false};
+    together(3, [&](shm::Engine& engine, int rank) {
+      auto data = values(rank, count + (rank == 1 ? 0 : 1));
+      const auto call = call_of(Op::broadcast, nullptr, &data);
+      ranks::Failure failure;
+      for (int calls = 0; calls < 100 && failure.text.empty(); ++calls) failure = failure_in_time(engine, call);
+      CHECK(failure.code == ErrorCode::Backend);
+      if (rank == 1) {
+        CHECK(check::has(failure.text, kDifferent));
+        while (!known) std::this_thread::yield();
+      } else {
+        CHECK(check::has(failure.text, "rank 1 of group 'default' takes part no more"));
+      }
+      if (rank == 0) known = true;
+    });
+  }
+}
+
+// The receiver accepts it after it has been given up.
+TEST(a_message_that_is_given_up_before_it_is_accepted_is_an_error) {
+  for (const int64_t count : {4'000, 1 << 20}) {
+    std::promise<void> given_up;
+    std::atomic<bool> ended{false};
+    together(2, [&](shm::Engine& engine, int rank) {
+      auto data = values(rank, count);
+      const auto message = call_of(rank == 0 ? Op::send : Op::recv, nullptr, &data, 1 - rank);
+      if (rank == 0) {
+        start(engine, message);
+        given_up.set_value();
+        while (!ended) engine.progress();
+        return;
+      }
+      given_up.get_future().wait();
+      const auto failure = failure_in_time(engine, message);
+      CHECK(failure.code == ErrorCode::Backend);
+      CHECK(check::has(failure.text, "rank 0 of the group has given up a message"));
+      CHECK(data == values(1, count));
+      ended = true;
+    });
+  }
+}
+
+// A thread sees interrupts and its timeout between two turns.
+TEST(a_turn_copies_a_bounded_number_of_bytes) {
+  constexpr int64_t kCount = 20 << 20;  // elements: 80 MiB
+  const auto least = sizeof(int32_t) * kCount / shm::Burst().left;
+  for (const auto op : {Op::send, Op::broadcast}) {
+    std::atomic<bool> ended{false};
+    together(2, [&](shm::Engine& engine, int rank) {
+      auto data = values(0, kCount);
+      auto call = call_of(op == Op::send && rank == 1 ? Op::recv : op, nullptr, &data, op == Op::send ? 1 - rank : 0);
+      if (rank == 0) {
+        run(engine, call);
+        ended = true;
+        return;
+      }
+      std::ranges::fill(data, 0);
+      const auto requests = start(engine, call);
+      std::size_t turns = 1;
+      while (!requests.front()->poll()) ++turns;
+      CHECK(turns > least);
+      CHECK(data == values(0, kCount));
     });
   }
 }

@@ -431,7 +431,10 @@ TEST(ranks_that_cannot_reach_each_other_raise_one_error) {
     });
   }
   for (auto& thread : threads) thread.join();
-  if (!separate) return;
+  if (!separate) {
+    std::puts("ranks of another network namespace: NOT CHECKED, since this user may make none");
+    return;
+  }
   CHECK(check::has(texts[0], "ranks 0, 1 on ", "rank 2 on ", "mpi or gloo"));
   CHECK(texts[1] == texts[0] && texts[2] == texts[0]);
 }

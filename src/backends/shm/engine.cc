@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backends/shm/engine.h"
 
+#include <pthread.h>
 #include <sched.h>
 
 #include <algorithm>
+#include <mutex>
 #include <utility>
 
 #include "base/pool.h"
@@ -23,6 +25,14 @@ constexpr int kPollsBeforeWake = 16;
 // A started call polls about as long as it takes to leave it to others.
 constexpr int kPollsAtStart = 16;
 constexpr int kYields = 8;
+
+// A forked process shares the memory of the group, in which its parent goes on: it must write nothing there.
+std::atomic<bool> forked{false};
+
+void notice_forks() {
+  static std::once_flag once;
+  std::call_once(once, [] { pthread_atfork(nullptr, nullptr, [] { forked.store(true, std::memory_order_relaxed); }); });
+}
 
 class OperationRequest final : public Request {
  public:
@@ -129,36 +139,40 @@ Engine::Engine(const GroupSpec& spec, Meeting meeting)
       pieces_(*segment_, rank_),
       offers_(*segment_, rank_),
       pipeline_(*segment_, pieces_, offers_, memory_, rank_, meeting.streams),
-      messages_(*segment_, memory_, rank_) {}
+      messages_(*segment_, memory_, rank_) {
+  notice_forks();
+}
 
 // --- Collectives -----------------------------------------------------------------------------------------------------
 
-bool Engine::advance(const Call& call, const Blocks& blocks, Cursor& cursor, bool& published) {
+bool Engine::advance(const Call& call, const Blocks& blocks, Cursor& cursor, Burst& burst) {
   try {
-    if (Steps::takes(blocks)) return steps_.advance(call, blocks, cursor.step, published);
-    return pipeline_.advance(call, blocks, cursor.pieces, published);
+    if (Steps::takes(blocks)) return steps_.advance(call, blocks, cursor.step, burst.published);
+    return pipeline_.advance(call, blocks, cursor.pieces, burst);
   } catch (const Error& error) {
     fail(error.what());
+    segment_->bell(rank_).failed.store(1, std::memory_order_release);
+    waiting_.wake();
     return false;
   }
 }
 
 bool Engine::complete_now(const Call& call, Cursor& cursor, int polls) {
   const Blocks blocks(call, rank_, size_);
-  bool published = false;
-  for (int poll = 0; poll < polls; ++poll) {
-    if (advance(call, blocks, cursor, published)) {
-      if (published) waiting_.wake();
+  Burst burst;
+  for (int poll = 0; poll < polls && burst.left > 0; ++poll) {
+    if (advance(call, blocks, cursor, burst)) {
+      if (burst.published) waiting_.wake();
       return true;
     }
     if (failed_.load(std::memory_order_relaxed)) break;
-    if (published && poll >= kPollsBeforeWake) {
+    if (burst.published && poll >= kPollsBeforeWake) {
       waiting_.wake();
-      published = false;
+      burst.published = false;
     }
     pause();
   }
-  if (published) waiting_.wake();
+  if (burst.published) waiting_.wake();
   return false;
 }
 
@@ -204,17 +218,18 @@ void Engine::await(const std::vector<std::shared_ptr<Message>>& messages, Lane& 
     return std::ranges::all_of(messages, [](const auto& message) { return message->done.load(); });
   };
   const int polls = lane.blocking() ? waiting_.polls() : 1;
-  bool published = true;  // start() may have sent
-  for (int poll = 0; poll < polls; ++poll) {
-    messages_.progress(published);
+  Burst burst;
+  burst.published = true;  // start() may have sent
+  for (int poll = 0; poll < polls && burst.left > 0; ++poll) {
+    messages_.progress(burst);
     if (done()) break;
-    if (published && poll >= kPollsBeforeWake) {
+    if (burst.published && poll >= kPollsBeforeWake) {
       waiting_.wake();
-      published = false;
+      burst.published = false;
     }
     pause();
   }
-  if (published) waiting_.wake();
+  if (burst.published) waiting_.wake();
   const bool failed = std::ranges::any_of(messages, [](const auto& message) { return message->error.has_value(); });
   if (done() && !failed) {
     const bool receive = messages.size() == 1 && !messages.front()->sends;
@@ -270,23 +285,25 @@ void Engine::exchange(const Call& call, Lane& lane) {
 
 // With the turn. True if other ranks may wait for this progress, or if an operation is complete.
 bool Engine::advance_all() {
-  bool published = false;
+  Burst burst;
   bool some = false;
-  messages_.progress(published);
-  while (!queue_.empty()) {
+  messages_.progress(burst);
+  while (!queue_.empty() && burst.left > 0) {
     auto& first = *queue_.front();
-    if (!advance(first.call, Blocks(first.call, rank_, size_), first.cursor, published)) break;
+    if (!advance(first.call, Blocks(first.call, rank_, size_), first.cursor, burst)) break;
     queue_.front()->done.store(true, std::memory_order_release);
     queue_.pop_front();
     some = true;
   }
-  if (published) waiting_.wake();
+  if (burst.published) waiting_.wake();
   if (leaving_) [[unlikely]]
     note_end();
-  return published || some;
+  return burst.published || some;
 }
 
 bool Engine::try_progress() {
+  if (forked.load(std::memory_order_relaxed)) [[unlikely]]
+    return false;
   const Turn turn(*this, std::try_to_lock);
   return turn.owns() && !failed_.load(std::memory_order_relaxed) && !aborted_.load(std::memory_order_relaxed) &&
          advance_all();
@@ -314,6 +331,7 @@ void Engine::block(Nanoseconds limit, const std::function<bool()>& done) {
   // This rank's other threads wake no thread here. So the last look takes the turn, even if that means waiting for it,
   // and then asks whether another thread has completed the operation: everything after it is another rank's write,
   // which wakes.
+  if (forked.load(std::memory_order_relaxed)) return;
   waiting_.sleep(std::min<Nanoseconds>(limit, kCheck), [&] {
     const Turn turn(*this);
     return aborted_.load(std::memory_order_relaxed) || failed_.load(std::memory_order_relaxed) || advance_all() ||
@@ -325,6 +343,8 @@ void Engine::block(Nanoseconds limit, const std::function<bool()>& done) {
 // --- Faults ----------------------------------------------------------------------------------------------------------
 
 void Engine::check() {
+  if (forked.load(std::memory_order_relaxed)) [[unlikely]]
+    throw Error(ErrorCode::NotInitialized, "expected the process that made the group, got a process forked from it");
   if (aborted_.load(std::memory_order_relaxed)) [[unlikely]] {
     const Turn turn(*this);
     fail("the group has been aborted");
@@ -347,6 +367,7 @@ void Engine::check_peers() {
   const auto stamp = std::chrono::duration_cast<Nanoseconds>(now).count();
   if (stamp < next_check_.load(std::memory_order_relaxed)) return;
   next_check_.store(stamp + Nanoseconds(kCheck).count(), std::memory_order_relaxed);
+  if (forked.load(std::memory_order_relaxed) || fail_after_peer()) return;
   const auto gone = peers_.gone();
   // A rank may have left early because of another one that has died, which is named then.
   for (const uint32_t left : {uint32_t{0}, Bell::kEarly}) {
@@ -358,6 +379,20 @@ void Engine::check_peers() {
     if (!failed_.load(std::memory_order_relaxed)) advance_all();
     return fail("rank " + std::to_string(*found) + " of group '" + group_ + "' has died");
   }
+}
+
+// Fails if another rank has: that rank takes no part in this call or in a later one.
+bool Engine::fail_after_peer() {
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_ || segment_->bell(peer).failed.load(std::memory_order_acquire) == 0) continue;
+    const Turn turn(*this);
+    // Data that the rank wrote before is still valid.
+    if (!failed_.load(std::memory_order_relaxed)) advance_all();
+    if (!queue_.empty() || !messages_.idle())
+      fail("rank " + std::to_string(peer) + " of group '" + group_ + "' takes part no more, after an error there");
+    return true;
+  }
+  return false;
 }
 
 // With the turn. Keeps the first failure; the memory of callers is not accessed after it.
@@ -376,6 +411,7 @@ void Engine::abort() noexcept {
 }
 
 void Engine::leave() noexcept {
+  if (forked.load(std::memory_order_relaxed)) return;
   const Turn turn(*this);
   leaving_ = true;
   try {
@@ -393,12 +429,15 @@ void Engine::note_end() {
 }
 
 void Engine::abandon(const std::shared_ptr<Operation>& operation) noexcept {
+  if (forked.load(std::memory_order_relaxed)) return;
   const Turn turn(*this);
   if (failed_.load(std::memory_order_relaxed) || operation->done.load(std::memory_order_relaxed)) return;
-  fail("a collective was given up before it was complete");
+  fail("group '" + group_ + "': this rank has given up an earlier " + std::string(row(operation->call.op).name) +
+       " before it was complete");
 }
 
 void Engine::abandon(const std::vector<std::shared_ptr<Message>>& messages) noexcept {
+  if (forked.load(std::memory_order_relaxed)) return;
   const Turn turn(*this);
   for (const auto& message : messages) {
     if (message->done.load(std::memory_order_relaxed)) continue;

@@ -69,13 +69,14 @@ class Engine : public std::enable_shared_from_this<Engine> {
  private:
   class Turn;
 
-  bool advance(const Call& call, const Blocks& blocks, Cursor& cursor, bool& published);
+  bool advance(const Call& call, const Blocks& blocks, Cursor& cursor, Burst& burst);
   bool advance_all();
   bool complete_now(const Call& call, Cursor& cursor, int polls);
   std::shared_ptr<Message> start(const Call& call, bool sends, Buffer buffer, int peer, int tag, Context context);
   void await(const std::vector<std::shared_ptr<Message>>& messages, Lane& lane);
   bool try_progress();
   void check_peers();
+  bool fail_after_peer();
   void require_sound();
   void note_end();
   void fail(const std::string& text);

@@ -59,6 +59,7 @@ struct alignas(kLine) Bell {
   // The rank has destroyed its communicator. kClean: the end of its process is not an error; kEarly: after an error, or
   // before the end of its calls.
   std::atomic<uint32_t> left;
+  std::atomic<uint32_t> failed;  // 1: an error has ended the rank's part of a collective, and so the group's calls
 };
 
 /// The packets from one rank to another. Positions count bytes since the group was made.

@@ -35,6 +35,10 @@ Error shorter(const Message& receive, int64_t bytes, int source) {
                                           " of " + described(receive) + ", from rank " + std::to_string(source)};
 }
 
+Error withdrawn(int source) {
+  return {ErrorCode::Backend, "rank " + std::to_string(source) + " of the group has given up a message"};
+}
+
 }  // namespace
 
 Messages::Messages(Segment& segment, const PeerMemory& memory, int rank)
@@ -183,32 +187,41 @@ void Messages::accept(int peer, const Packet& packet, const std::shared_ptr<Mess
   }
 }
 
-// Reads an offered message; false if the sender has ended, which ends the group.
-bool Messages::read(int peer, const Offered& offer, Message& receive) {
+// Reads the next bytes of an offered message. False: the sender has ended, which ends the group.
+bool Messages::read(int peer, const Offered& offer, Message& receive, int64_t bytes) {
   try {
     // The sender counts all offers that it gives up: an error may be one too many, if that was another message.
-    const auto reading = memory_.read(peer, offer.address, receive.data, receive.incoming,
+    const auto reading = memory_.read(peer, offer.address + receive.moved, receive.data + receive.moved, bytes,
                                       segment_.ring(peer, rank_).given_up, offer.given_up);
     if (reading == Reading::Ended) return false;
-    if (reading == Reading::GivenUp) {
-      throw Error(ErrorCode::Backend, "rank " + std::to_string(peer) + " of the group has given up a message");
-    }
-    if (receive.incoming < receive.bytes) receive.error = shorter(receive, receive.incoming, peer);
+    if (reading == Reading::GivenUp) throw withdrawn(peer);
+    receive.moved += bytes;
   } catch (const Error& error) {
     receive.error = error;
   }
   return true;
 }
 
-void Messages::take_offer(int peer, const Packet& packet, const Offered& offer) {
-  auto& accepted = incoming_[static_cast<std::size_t>(peer)].accepted;
-  const auto found = accepted.find(packet.id);
-  if (found != accepted.end()) {  // else the receive has been withdrawn
-    if (!read(peer, offer, *found->second)) return;
-    complete(*found->second, peer);
-    accepted.erase(found);
+// Reads the messages that a rank offers, in the order of the offers.
+void Messages::read_offered(int peer, Burst& burst) {
+  auto& in = incoming_[static_cast<std::size_t>(peer)];
+  while (!in.offers.empty() && burst.left > 0) {
+    const auto& [packet, offer] = in.offers.front();
+    const auto found = in.accepted.find(packet.id);
+    if (found != in.accepted.end()) {  // else the receive has been withdrawn
+      auto& receive = *found->second;
+      const auto bytes = std::min(burst.left, receive.incoming - receive.moved);
+      if (!read(peer, offer, receive, bytes)) return;
+      burst.left -= bytes;
+      burst.published = true;
+      if (!receive.error && receive.moved < receive.incoming) return;
+      if (!receive.error && receive.incoming < receive.bytes) receive.error = shorter(receive, receive.incoming, peer);
+      complete(receive, peer);
+      in.accepted.erase(found);
+    }
+    outgoing_[static_cast<std::size_t>(peer)].jobs.push_back({answer(Kind::Taken, packet), nullptr});
+    in.offers.pop_front();
   }
-  outgoing_[static_cast<std::size_t>(peer)].jobs.push_back({answer(Kind::Taken, packet), nullptr});
 }
 
 void Messages::handle(int peer, const Packet& packet, const std::byte* data) {
@@ -225,7 +238,10 @@ void Messages::handle(int peer, const Packet& packet, const std::byte* data) {
     }
   } else if (packet.kind == Kind::Clear || packet.kind == Kind::Refuse) {
     auto asked = out.asked.extract(packet.id);
-    if (asked.empty()) return;
+    if (asked.empty()) {  // the send has been withdrawn
+      if (packet.kind == Kind::Clear) out.jobs.push_back({answer(Kind::GivenUp, packet), nullptr});
+      return;
+    }
     if (packet.kind == Kind::Refuse) return complete(*asked.mapped(), -1);
     const auto kind = offers(*asked.mapped()) ? Kind::Offer : Kind::Data;
     out.jobs.push_back({answer(kind, packet), asked.mapped()});
@@ -235,7 +251,13 @@ void Messages::handle(int peer, const Packet& packet, const std::byte* data) {
   } else if (packet.kind == Kind::Offer) {
     Offered offer;
     std::memcpy(&offer, data, sizeof(offer));
-    take_offer(peer, packet, offer);
+    in.offers.emplace_back(packet, offer);
+  } else if (packet.kind == Kind::GivenUp) {
+    const auto found = in.accepted.find(packet.id);
+    if (found == in.accepted.end()) return;
+    found->second->error = withdrawn(peer);
+    complete(*found->second, peer);
+    in.accepted.erase(found);
   } else if (packet.kind == Kind::Data) {
     const auto found = in.accepted.find(packet.id);
     if (found == in.accepted.end()) return;  // withdrawn
@@ -300,15 +322,16 @@ void Messages::start(const std::shared_ptr<Message>& message) {
   out.jobs.push_back({packet, message});
 }
 
-void Messages::progress(bool& published) {
+void Messages::progress(Burst& burst) {
   for (int i = 1; i < size_; ++i) {
     const int peer = (rank_ + i) % size_;
-    drain(peer, published);
-    flush(peer, published);
+    drain(peer, burst.published);
+    read_offered(peer, burst);
+    flush(peer, burst.published);
   }
 }
 
-// A send whose data is partly sent cannot be withdrawn: the peer waits for the rest.
+// The receiver of a send that it has accepted learns of the withdrawal.
 void Messages::withdraw(const std::shared_ptr<Message>& message) {
   std::erase(posted_, message);
   for (auto& in : incoming_) std::erase_if(in.accepted, [&](const auto& entry) { return entry.second == message; });
@@ -317,7 +340,16 @@ void Messages::withdraw(const std::shared_ptr<Message>& message) {
     const auto given_up = std::erase_if(out.offered, [&](const auto& entry) { return entry.second == message; });
     if (given_up > 0) segment_.ring(rank_, peer).given_up.fetch_add(given_up);
     std::erase_if(out.asked, [&](const auto& entry) { return entry.second == message; });
-    std::erase_if(out.jobs, [&](const Job& job) { return job.message == message; });
+    for (auto job = out.jobs.begin(); job != out.jobs.end();) {
+      if (job->message != message) {
+        ++job;
+      } else if (job->packet.kind == Kind::Data || job->packet.kind == Kind::Offer) {
+        *job++ = {answer(Kind::GivenUp, job->packet), nullptr};
+      } else {
+        if (job->packet.kind == Kind::Eager) out.eager -= static_cast<uint64_t>(message->bytes + kCostOfMessage);
+        job = out.jobs.erase(job);
+      }
+    }
   }
 }
 
@@ -329,7 +361,10 @@ bool Messages::idle() const {
 
 void Messages::clear() {
   posted_.clear();
-  for (auto& in : incoming_) in.accepted.clear();
+  for (auto& in : incoming_) {
+    in.accepted.clear();
+    in.offers.clear();
+  }
   for (int peer = 0; peer < size_; ++peer) {
     auto& out = outgoing_[static_cast<std::size_t>(peer)];
     if (!out.offered.empty()) segment_.ring(rank_, peer).given_up.fetch_add(out.offered.size());

@@ -6,8 +6,10 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
+#include "backends/shm/blocks.h"
 #include "backends/shm/peer_memory.h"
 #include "backends/shm/segment.h"
 #include "base/call.h"
@@ -47,8 +49,8 @@ class Messages {
 
   /// Starts a message, which may be complete afterwards.
   void start(const std::shared_ptr<Message>& message);
-  /// Moves data without waiting. Sets `published` if other ranks may wait for this progress.
-  void progress(bool& published);
+  /// Moves data without waiting.
+  void progress(Burst& burst);
   /// Forgets a message that its owner has destroyed.
   void withdraw(const std::shared_ptr<Message>& message);
   void clear();
@@ -56,7 +58,7 @@ class Messages {
   bool idle() const;
 
  private:
-  enum class Kind : uint16_t { Skip, Eager, Ask, Clear, Refuse, Data, Offer, Taken };
+  enum class Kind : uint16_t { Skip, Eager, Ask, Clear, Refuse, Data, Offer, Taken, GivenUp };
   struct Packet {
     Kind kind;
     Context context;
@@ -84,6 +86,7 @@ class Messages {
     uint64_t read = 0;
     uint64_t delivered = 0;
     std::map<uint64_t, std::shared_ptr<Message>> accepted;
+    std::deque<std::pair<Packet, Offered>> offers;  // to be read
   };
   struct Early {  // a message that came before its receive
     int peer;
@@ -100,8 +103,8 @@ class Messages {
   void drain(int peer, bool& published);
   void handle(int peer, const Packet& packet, const std::byte* data);
   bool offers(const Message& message) const;
-  void take_offer(int peer, const Packet& packet, const Offered& offer);
-  bool read(int peer, const Offered& offer, Message& receive);
+  void read_offered(int peer, Burst& burst);
+  bool read(int peer, const Offered& offer, Message& receive, int64_t bytes);
   void accept(int peer, const Packet& packet, const std::shared_ptr<Message>& receive);
   void deliver(int peer, const Packet& packet, const std::byte* data, Message& receive);
   std::shared_ptr<Message> take_posted(int peer, const Packet& packet);

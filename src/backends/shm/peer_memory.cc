@@ -23,7 +23,8 @@ bool read_memory(pid_t process, const std::byte* from, std::byte* to, int64_t by
     if (moved <= 0) {
       if (moved < 0 && errno == ESRCH) return false;
       throw Error(ErrorCode::Backend, "shm: the memory of process " + std::to_string(process) + " cannot be read: " +
-                                          std::system_category().message(moved < 0 ? errno : EFAULT));
+                                          std::system_category().message(moved < 0 ? errno : EFAULT) +
+                                          "; MCR_DL_SHM_DIRECT=0 avoids such reads");
     }
     from += moved;
     to += moved;

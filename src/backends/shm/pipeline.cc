@@ -246,13 +246,15 @@ bool Pipeline::finish(const Blocks& blocks, Position& position) {
   return true;
 }
 
-bool Pipeline::advance(const Call& call, const Blocks& blocks, Position& position, bool& published) {
+bool Pipeline::advance(const Call& call, const Blocks& blocks, Position& position, Burst& burst) {
   if (!position.begun) begin(blocks, position);
   for (bool more = true; more;) {
+    if (burst.left <= 0) return false;
     more = copy_in(blocks, position);
     more = combine(call, blocks, position) || more;
     more = finish(blocks, position) || more;
-    published = published || more;
+    burst.published = burst.published || more;
+    if (more) burst.left -= position.piece * size_;
   }
   if (position.finished != position.pieces) return false;
   if (position.offers) {

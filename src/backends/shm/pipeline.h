@@ -39,9 +39,9 @@ class Pipeline {
   /// `streams`: pieces may be written past the caches (Writing); equal on all ranks, as it decides on their size.
   Pipeline(Segment& segment, Pieces& pieces, Offers& offers, const PeerMemory& memory, int rank, bool streams);
 
-  /// Makes progress without waiting. True once the call is complete. Sets `published` if other ranks may wait for this
-  /// progress. Throws Error if a rank has withdrawn its offer.
-  bool advance(const Call& call, const Blocks& blocks, Position& position, bool& published);
+  /// Makes progress without waiting, as far as the burst goes. True once the call is complete. Throws Error if a rank
+  /// has withdrawn its offer.
+  bool advance(const Call& call, const Blocks& blocks, Position& position, Burst& burst);
 
  private:
   struct Range {

@@ -49,7 +49,11 @@ void wait_readable(const File& file, const Patience& patience) {
     if (found > 0) return;
     if (found < 0 && errno != EINTR) failed("poll");
     if (patience.check != nullptr) (*patience.check)();
-    if (left.count() <= 0) throw Error(ErrorCode::Timeout, "shm: timed out while the ranks of the group connect");
+    if (left.count() <= 0)
+      throw Error(
+          ErrorCode::Timeout,
+          "shm: timed out while the ranks of the group connect: expected the connection of another rank of this "
+          "host within the group's timeout, got none");
   }
 }
 
