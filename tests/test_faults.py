@@ -461,5 +461,5 @@ def test_ends_well(nursery: Nursery, backend: str) -> None:
         for rank in ranks:
             assert not re.search("Traceback|terminate", rank.text), rank.text
     jobs.expect(started["forked"], 0, "CHILD 7")
-    assert [rank.text.count("was forked from rank") for rank in started["forked"]] == [2, 2]
+    assert [rank.text.count("was forked from rank") for rank in started["forked"]] == [3, 3]
     jobs.expect(started["aborted"][:1], 0, "the group has been aborted", "NotInitializedError")

@@ -25,6 +25,7 @@ Reason& reason() {
 }  // namespace
 
 std::atomic<bool> Stop::requested_{false};
+std::atomic<bool> Stop::forked_{false};
 
 void Stop::request(ErrorCode code, const std::string& text) {
   const std::lock_guard lock(reason().mutex);
@@ -33,6 +34,11 @@ void Stop::request(ErrorCode code, const std::string& text) {
   reason().text = text;
   reason().thrown = false;
   requested_.store(true, std::memory_order_release);
+}
+
+void Stop::note_fork(const std::string& text) {
+  forked_.store(true, std::memory_order_relaxed);
+  request(ErrorCode::NotInitialized, text);
 }
 
 std::string Stop::text() {

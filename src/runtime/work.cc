@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "observe/recorder.h"
+#include "observe/stop.h"
 #include "runtime/progress.h"
 
 namespace mcr {
@@ -57,6 +58,8 @@ void Work::begin() noexcept {
 
 bool Work::poll() noexcept {
   if (finished()) return true;
+  if (Stop::forked()) [[unlikely]]
+    return false;
   if (busy_.test_and_set(std::memory_order_acquire)) return completed();
   try {
     if (!finished() && advance()) finished_.store(true, std::memory_order_release);

@@ -209,13 +209,21 @@ def forked(backend: str) -> None:
         dist.all_reduce(part)
         total += part
     assert total.item() == 120.0 * dist.get_world_size(), total
+    others = torch.zeros(1)
+    left = (dist.get_rank() - 1) % dist.get_world_size()
+    receive = dist.irecv(others, src=left)
     child = os.fork()
     if child == 0:
+        assert not receive.is_completed()
+        expect("a wait in a forked process", receive.wait)
         expect("a call in a forked process", lambda: dist.all_reduce(torch.ones(1)))
         expect("a group in a forked process", lambda: dist.new_group([0, 1]))
         sys.exit(7)
     _, status = os.waitpid(child, 0)
     say("CHILD", os.waitstatus_to_exitcode(status))
+    dist.send(torch.ones(1), dst=(dist.get_rank() + 1) % dist.get_world_size())
+    receive.wait()
+    assert others.item() == 1.0, others
     dist.all_reduce(total)
     dist.destroy_process_group()
     say("DONE")

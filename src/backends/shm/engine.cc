@@ -26,12 +26,12 @@ constexpr int kPollsBeforeWake = 16;
 constexpr int kPollsAtStart = 16;
 constexpr int kYields = 8;
 
-// A forked process shares the memory of the group, in which its parent goes on: it must write nothing there.
-std::atomic<bool> forked{false};
+std::atomic<int> forks{0};  // that led to this process
 
-void notice_forks() {
+int count_forks() {
   static std::once_flag once;
-  std::call_once(once, [] { pthread_atfork(nullptr, nullptr, [] { forked.store(true, std::memory_order_relaxed); }); });
+  std::call_once(once, [] { pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); }); });
+  return forks.load(std::memory_order_relaxed);
 }
 
 class OperationRequest final : public Request {
@@ -139,9 +139,11 @@ Engine::Engine(const GroupSpec& spec, Meeting meeting)
       pieces_(*segment_, rank_),
       offers_(*segment_, rank_),
       pipeline_(*segment_, pieces_, offers_, memory_, rank_, meeting.streams),
-      messages_(*segment_, memory_, rank_) {
-  notice_forks();
-}
+      messages_(*segment_, memory_, rank_),
+      forks_(count_forks()) {}
+
+// A process that was forked from the group's shares its memory, where the group goes on: it must write nothing there.
+bool Engine::forked() const { return forks.load(std::memory_order_relaxed) != forks_; }
 
 // --- Collectives -----------------------------------------------------------------------------------------------------
 
@@ -302,7 +304,7 @@ bool Engine::advance_all() {
 }
 
 bool Engine::try_progress() {
-  if (forked.load(std::memory_order_relaxed)) [[unlikely]]
+  if (forked()) [[unlikely]]
     return false;
   const Turn turn(*this, std::try_to_lock);
   return turn.owns() && !failed_.load(std::memory_order_relaxed) && !aborted_.load(std::memory_order_relaxed) &&
@@ -331,7 +333,7 @@ void Engine::block(Nanoseconds limit, const std::function<bool()>& done) {
   // This rank's other threads wake no thread here. So the last look takes the turn, even if that means waiting for it,
   // and then asks whether another thread has completed the operation: everything after it is another rank's write,
   // which wakes.
-  if (forked.load(std::memory_order_relaxed)) return;
+  if (forked()) return;
   waiting_.sleep(std::min<Nanoseconds>(limit, kCheck), [&] {
     const Turn turn(*this);
     return aborted_.load(std::memory_order_relaxed) || failed_.load(std::memory_order_relaxed) || advance_all() ||
@@ -343,7 +345,7 @@ void Engine::block(Nanoseconds limit, const std::function<bool()>& done) {
 // --- Faults ----------------------------------------------------------------------------------------------------------
 
 void Engine::check() {
-  if (forked.load(std::memory_order_relaxed)) [[unlikely]]
+  if (forked()) [[unlikely]]
     throw Error(ErrorCode::NotInitialized, "expected the process that made the group, got a process forked from it");
   if (aborted_.load(std::memory_order_relaxed)) [[unlikely]] {
     const Turn turn(*this);
@@ -367,7 +369,7 @@ void Engine::check_peers() {
   const auto stamp = std::chrono::duration_cast<Nanoseconds>(now).count();
   if (stamp < next_check_.load(std::memory_order_relaxed)) return;
   next_check_.store(stamp + Nanoseconds(kCheck).count(), std::memory_order_relaxed);
-  if (forked.load(std::memory_order_relaxed) || fail_after_peer()) return;
+  if (forked() || fail_after_peer()) return;
   const auto gone = peers_.gone();
   // A rank may have left early because of another one that has died, which is named then.
   for (const uint32_t left : {uint32_t{0}, Bell::kEarly}) {
@@ -411,7 +413,7 @@ void Engine::abort() noexcept {
 }
 
 void Engine::leave() noexcept {
-  if (forked.load(std::memory_order_relaxed)) return;
+  if (forked()) return;
   const Turn turn(*this);
   leaving_ = true;
   try {
@@ -429,7 +431,7 @@ void Engine::note_end() {
 }
 
 void Engine::abandon(const std::shared_ptr<Operation>& operation) noexcept {
-  if (forked.load(std::memory_order_relaxed)) return;
+  if (forked()) return;
   const Turn turn(*this);
   if (failed_.load(std::memory_order_relaxed) || operation->done.load(std::memory_order_relaxed)) return;
   fail("group '" + group_ + "': this rank has given up an earlier " + std::string(row(operation->call.op).name) +
@@ -437,7 +439,7 @@ void Engine::abandon(const std::shared_ptr<Operation>& operation) noexcept {
 }
 
 void Engine::abandon(const std::vector<std::shared_ptr<Message>>& messages) noexcept {
-  if (forked.load(std::memory_order_relaxed)) return;
+  if (forked()) return;
   const Turn turn(*this);
   for (const auto& message : messages) {
     if (message->done.load(std::memory_order_relaxed)) continue;

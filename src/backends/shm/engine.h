@@ -75,6 +75,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::shared_ptr<Message> start(const Call& call, bool sends, Buffer buffer, int peer, int tag, Context context);
   void await(const std::vector<std::shared_ptr<Message>>& messages, Lane& lane);
   bool try_progress();
+  bool forked() const;
   void check_peers();
   bool fail_after_peer();
   void require_sound();
@@ -94,6 +95,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Pipeline pipeline_;
   Messages messages_;
   std::deque<std::shared_ptr<Operation>> queue_;
+  const int forks_;
   int exchanges_ = 0;
   bool leaving_ = false;
   bool given_up_ = false;  // a message, since this rank has left

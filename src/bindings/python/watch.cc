@@ -237,7 +237,7 @@ void add_watch(py::module_& module) {
     return text == nullptr ? std::nullopt : std::optional(*text);
   });
   module.def("stop_desync", [](const std::string& text) { Stop::request(ErrorCode::Desync, text); });
-  module.def("stop_forked", [](const std::string& text) { Stop::request(ErrorCode::NotInitialized, text); });
+  module.def("stop_forked", &Stop::note_fork);
   module.def("clear_stop", [] {
     Stop::clear();
     Position::forget_losses();
