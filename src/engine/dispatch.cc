@@ -255,9 +255,8 @@ class Issue {
     auto& communicator = *slot->communicator;
     brief_ = communicator.brief(call);
     if (!brief_) release(lock_);
-    const bool device = slot->streams || call.device.type != DeviceType::CPU;
     if (slot->streams && row(call.op).extent == Extent::None) call.device = group.device(*slot->streams);
-    if (!device || !communicator.takes_in_place(call)) separate(call, plan);
+    if (call.in.data != nullptr && !communicator.takes_in_place(call)) separate(call, plan);
     if (call.vectored && communicator.packed()) pack(call, plan);
     decision_ = Decision::of(communicator, call);
     if (decision_.form != Form::Native) {

@@ -293,6 +293,34 @@ TEST(a_message_that_is_given_up_is_not_read) {
   });
 }
 
+TEST(calls_in_place_of_the_own_block) {
+  for (const int size : {2, 3}) {
+    for (const int64_t count : {5, 3'000, 300'000}) {
+      for (const bool heap : {false, true}) {
+        together(size, [&](shm::Engine& engine, int rank) {
+          in_heap = heap;
+          auto whole = values(rank, size * count);
+          in_heap = false;
+          auto* const own = whole.data() + rank * count;
+          auto call = call_of(Op::reduce_scatter, nullptr, nullptr);
+          call.in = ranks::buffer(whole);
+          call.out = {own, count};
+          CHECK(engine.takes_in_place(call));
+          run(engine, call);
+          CHECK(std::equal(own, own + count, sums(size, count, rank * count).data()));
+          call.op = Op::all_gather;
+          std::swap(call.in, call.out);
+          CHECK(engine.takes_in_place(call));
+          run(engine, call);
+          CHECK(whole == sums(size, size * count));
+          call.in.data = whole.data() + (rank + 1) % size * count;
+          CHECK(!engine.takes_in_place(call));
+        });
+      }
+    }
+  }
+}
+
 TEST(many_short_messages_wait_for_a_late_receiver) {
   constexpr int kMessages = 3'000;
   together(2, [&](shm::Engine& engine, int rank) {

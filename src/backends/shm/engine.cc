@@ -191,6 +191,12 @@ void Engine::collective(const Call& call, Lane& lane) {
   lane.track(std::make_unique<OperationRequest>(shared_from_this(), std::move(later)));
 }
 
+bool Engine::takes_in_place(const Call& call) const {
+  const Blocks blocks(call, rank_, size_);
+  if (call.op == Op::all_gather) return call.in.data == blocks.taken(rank_);
+  return call.op == Op::reduce_scatter && call.out.data == blocks.given(rank_);
+}
+
 bool Engine::brief(const Call& call) const {
   return !row(call.op).is(kPeer) && Steps::takes(Blocks(call, rank_, size_)) && !busy_.load(std::memory_order_relaxed);
 }

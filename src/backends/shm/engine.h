@@ -49,6 +49,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// A vectored call whose counts only the two ranks of a pair know: a message from each rank to each other rank.
   void exchange(const Call& call, Lane& lane);
 
+  /// Whether the input lies in the output, or the reverse, so that no block is written before it has been given.
+  bool takes_in_place(const Call& call) const;
   /// Whether the call needs few copies, and no thread moves the data of other calls. It may change at any time.
   bool brief(const Call& call) const;
   /// Makes progress without waiting.
