@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ByteScheduler costs with an unlimited partition and credit: step times over those of plain hooks.
+"""Cost of ByteScheduler with an unlimited partition and credit: step times over those of plain hooks.
 
 Two copies of each model train in turns: one reduces each gradient from a hook as soon as it is ready and waits for all
 before the optimizer's step, the other is ByteScheduler with an unlimited partition and credit in program order, so that
