@@ -367,7 +367,7 @@ TEST(costs_of_steps) {
 }
 
 TEST(networks_and_requests_without_a_meaning) {
-  const Dimension good{Kind::Switch, 4, kGbps, 0};
+  const themis::Dimension good{Kind::Switch, 4, kGbps, 0};
   const Request request{Op::all_reduce, 1000, 1};
   CHECK(problem({good}, request, 1).empty());
   CHECK(check::has(problem({}, request, 1), "dimensions: expected 1 to 8, got 0"));

@@ -17,7 +17,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 import mcr_dl
-from mcr_dl import InvalidArgumentError, NotInitializedError
+from mcr_dl import _C, InvalidArgumentError, NotInitializedError
 from mcr_dl.runtime import lines, state
 from mcr_dl.testing import checks
 from mcr_dl.testing.calls import Case
@@ -229,6 +229,11 @@ def of_a_mesh() -> tuple[Any, Any]:
             lambda: mcr_dl.new_group([0, 1], backend=names, use_local_synchronization=True),
             missing,
         )
+    rows = [("fully_connected", 2, 10**9, 0, 1), ("fully_connected", 2, 0, 0, 1)]
+    words = ("backend 'themis(gloo,mpi)'", "dimension 2: bandwidth: expected 1 to ")
+    core = _C.group_of(group)
+    assert core is not None
+    expect(InvalidArgumentError, lambda: core._connect_themis(names[-1], rows, [], [], []), *words)
     mcr_dl.destroy_process_group(group)
     assert not networks
     session.stop()
