@@ -76,6 +76,19 @@ def _row(point: dict[str, Any]) -> list[str]:
     ]
 
 
+def _noise(found: dict[str, Any]) -> list[str]:
+    """How far equal plans are apart."""
+    equal = [row["ms"] for each in found["settings"] for row in each["points"] if row["policy"] == FIXED]
+    gains = [ms[FIXED] / ms[PLANNED] for ms in equal]
+    if not gains:
+        return []
+    return [
+        f"Where the policy of `themis` is `{FIXED}`, both have the same plan: the {len(gains)} measured gains from",
+        f"{min(gains):.2f} to {max(gains):.2f} there are noise, and the others are as uncertain.",
+        "",
+    ]
+
+
 def markdown(found: dict[str, Any]) -> str:
     """The report."""
     lines = [
@@ -84,11 +97,12 @@ def markdown(found: dict[str, Any]) -> str:
         f"`python bench/themis_runs.py` on {date.today()}: {platform.machine()}, {os.cpu_count()} cores for all hosts",
         "of the [lab](../lab.md); gloo uses each host's first NIC, MPI the second. Times in ms: medians over rounds in",
         "which the candidates take turns, on the slowest rank. Sizes are the whole data of a rank. `baseline` is the",
-        "candidate with one order for all chunks and its own best number of chunks: the best-tuned hierarchical",
-        "algorithm. `plan` is the simulated time of `themis`, from rates that the ranks measured at the start. Gains",
+        "candidate with one order for all chunks. The simulator chooses both numbers of chunks, so neither is tuned by",
+        "measurement. `plan` is the simulated time of `themis`, from rates that the ranks measured at the start. Gains",
         "divide the time of `baseline` by that of `themis`, as simulated and as measured. `over the best` divides the",
         "best of `gloo`, `mpi` and `hier` by `themis`.",
         "",
+        *_noise(found),
     ]
     header = ["call", "gloo", "mpi", "hier", "baseline", "themis", "plan", "themis / plan", "predicted gain"]
     header += ["measured gain", "over the best", "policy, chunks"]

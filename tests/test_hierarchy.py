@@ -3,12 +3,19 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
+import jobs
+import tables
 from harness import Pools
 from mcr_dl import _C
+from mcr_dl.tables import table as table_files
 from mcr_dl.testing.calls import SIGNATURES
 from mcr_dl.testing.cases import COUNTS, LARGE, LARGE_DTYPES, table
+from mcr_dl.testing.nursery import Nursery
 from ranks import hierarchy
 from ranks.hierarchy import GRIDS
 from seed import share
@@ -52,9 +59,63 @@ def test_three_dimensions(pools: Pools) -> None:
     pools.get("processes", 8).run(hierarchy.three_dimensions, limit=120)
 
 
-def test_automatic(pools: Pools) -> None:
+def test_automatic(pools: Pools, tmp_path: Path) -> None:
     """Without names of backends, the topology's file decides whether Themis is among the candidates."""
-    pools.get("processes", 4).run(hierarchy.automatic)
+    curves = (tables.curve("mpi", 1, 2, 400, 9000), tables.curve("themis(mpi,gloo)", 30, 31, 100, 500))
+    path = tmp_path / "table.json"
+    table_files.write(tables.make(tables.scale(4, curves=curves, winners=())), path)
+    pools.get("processes", 4).run(hierarchy.automatic, str(path))
+
+
+def test_mesh(pools: Pools) -> None:
+    """A DeviceMesh that the default group has for its topology gives dimensions; all ranks have equal networks."""
+    answers = pools.get("processes", 4).run(hierarchy.of_a_mesh)
+    assert [row[:2] for row in answers[0][0]] == [("fully_connected", 2)] * 2
+    assert [set(plans) for plans in answers[0][1]] == [{"themis(gloo,mpi)"}] * 2
+    assert answers == [answers[0]] * 4
+
+
+def test_six(pools: Pools) -> None:
+    """Dimensions of three and two ranks; all ranks have equal networks, with the figures of the file."""
+    answers = pools.get("processes", 6).run(hierarchy.six, limit=120)
+    assert answers == [answers[0]] * 6
+    inner, outer = answers[0]
+    assert inner[1] == 3
+    assert outer == ("fully_connected", 2, 10**9, 5_000_000, 1)
+
+
+@pytest.mark.parametrize(
+    ("backends", "dimensions", "expected"),
+    [
+        ("auto", ["mpi", "shm"], "STARTED mpi gloo hier(shm,mpi) hier(shm,gloo) stripe(gloo,mpi) themis(shm,mpi)"),
+        ("auto", ["stripe(gloo,mpi)", "shm"], "themis(shm,stripe(gloo,mpi))"),
+        ("mpi,themis(shm,mpi)", ["mpi", "shm"], "STARTED mpi themis(shm,mpi)"),
+        ("mpi,gloo,stripe(gloo,mpi),themis(shm,stripe(gloo,mpi))", ["stripe(gloo,mpi)", "shm"], "STARTED mpi"),
+        ("auto", ["shm", "mpi"], "dimensions[0].backend: expected one of mpi, gloo, stripe(gloo,mpi), got 'shm'"),
+        ("mpi,gloo", ["mpi", "shm"], "dimensions[1].backend: expected one of mpi, gloo, got 'shm'"),
+    ],
+)
+def test_several_hosts(nursery: Nursery, tmp_path: Path, backends: str, dimensions: list[str], expected: str) -> None:
+    """The file of a job of two hosts can name a backend of one host for the dimension within hosts, and stripes."""
+    rows = [{"name": name, "size": 2, "backend": each} for name, each in zip(("a", "b"), dimensions, strict=True)]
+    file = tmp_path / "topology.json"
+    file.write_text(json.dumps({"format": "mcr-dl topology", "version": 1, "dimensions": rows}))
+    variables = {"MCR_DL_TOPOLOGY": str(file), "MCR_DL_BACKENDS": backends}
+    ranks = jobs.start(nursery, "hosts", ["0,0,1,1", "starts", "networks", "2"], 4, **variables)
+    jobs.end(nursery, ranks)
+    jobs.expect(ranks, 0, expected)
+
+
+@pytest.mark.parametrize("backends", ["gloo,mpi,themis(shm,mpi)", "gloo,mpi,hier(shm,mpi)"])
+def test_a_host_cannot_connect(nursery: Nursery, tmp_path: Path, backends: str) -> None:
+    """All ranks raise with the cause, long before the time limit: the others do not wait for that host's ranks."""
+    file = tmp_path / "topology.json"
+    rows = [{"name": name, "size": 2} for name in ("a", "b")]
+    file.write_text(json.dumps({"format": "mcr-dl topology", "version": 1, "dimensions": rows}))
+    variables = {"MCR_DL_TOPOLOGY": str(file), "MCR_DL_BACKENDS": backends}
+    ranks = jobs.start(nursery, "hosts", ["0,0,1,1", "starts", "broken_parts", "2,3"], 4, **variables)
+    jobs.end(nursery, ranks)
+    jobs.expect(ranks, 0, "RAISED BackendUnavailableError", "no memory left on this host")
 
 
 @pytest.mark.parametrize("world", [2, 4])

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from mcr_dl import _C
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.networks import plans, timeline
 from mcr_dl.runtime import rates
@@ -213,6 +214,8 @@ def test_wrong_topologies(tmp_path: Path, capsys: pytest.CaptureFixture[str], di
         (("--bytes", "1M", "--policy", "themis"), "expected one of baseline, themis-fifo, themis-scf, auto"),
         (("--bytes", "1M", "--op", "broadcast"), "expected one of all_reduce, all_gather, reduce_scatter, all_to_all"),
         (("--bytes", "-1"), "--bytes: size: expected bytes"),
+        (("--bytes", str((1 << 50) + 1)), "--bytes: size: expected at most 1048576G, got '1125899906842625'"),
+        (("--sizes", "1M,2000000G"), "--sizes: size: expected at most 1048576G, got '2000000G'"),
         (("--bytes", "1M", "--chunks", "0"), "--chunks: expected a whole number from 1 on"),
         (("--bytes", "1M", "--chunks", "1000"), "chunks: expected 1 to 512, got 1000"),
         (("--bytes", "1M", "--in-flight", "9999"), "steps in flight: expected 1 to 1024, got 9999"),
@@ -228,6 +231,14 @@ def test_wrong_options(tmp_path: Path, capsys: pytest.CaptureFixture[str], words
     assert text in _refused(capsys, "--topology", _file(tmp_path, [GOOD]), *words)
 
 
+def test_the_other_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file for MCR_DL_TOPOLOGY describes a job, and no network."""
+    file = tmp_path / "job.json"
+    file.write_text('{"format": "mcr-dl topology", "version": 1, "dimensions": [{"name": "host", "size": 4}]}')
+    text = _refused(capsys, "--topology", str(file), "--bytes", "1M")
+    assert "kind, size, gbps, latency_us, links, innermost first, got a file as for MCR_DL_TOPOLOGY" in text
+
+
 def test_no_topology(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No file, no JSON, none named."""
     assert "no such file" in _refused(capsys, "--topology", str(tmp_path / "none.json"), "--bytes", "1M")
@@ -236,9 +247,9 @@ def test_no_topology(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "--topology" in _refused(capsys, "--bytes", "1M")
 
 
-def _times(*seconds: float) -> rates.Times:
-    """Of one rank: two rounds of each operation that take a microsecond for the small size, and these for the large."""
-    return [[[1000, 1000]] * 3, [[int(each * 1e9) for each in seconds]] * 3]
+def _times(*seconds: float, small: float = 0.001) -> rates.Times:
+    """Of one rank: the rounds of each operation that take so long for the small size, and these times for the large."""
+    return [[[int(small * 1e9)] * len(seconds)] * 3, [[int(each * 1e9) for each in seconds]] * 3]
 
 
 @pytest.mark.parametrize(("nodes", "slowest"), [([0, 0, 1, 1], 0.02), ([0, 1, 2, 3], 0.01)])
@@ -246,9 +257,29 @@ def test_measured_rates(nodes: list[int], slowest: float) -> None:
     """The fastest round counts, but of ranks that share a node the slowest in that round: lines share its networks."""
     ranks = [_times(0.01, 0.02), _times(0.02, 0.01)] * 2
     row, exchanges = rates.agreed(2, 0, 0, ranks, nodes)
-    assert row.bandwidth == pytest.approx((2 << 20) / 2 / slowest, rel=0.01)
-    assert row.latency == 1_000_000
+    assert row.bandwidth == pytest.approx(((2 << 20) - (16 << 10)) / 2 / (slowest - 0.001), rel=1e-6)
     assert not exchanges
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "latency"), [(10**9, 10**5), (10**8, 2 * 10**6), (10**10, 0), (3 * 10**6, 10**4)]
+)
+def test_times_of_the_model(bandwidth: int, latency: int) -> None:
+    """Times that the model predicts for a bandwidth and a latency give just these: the small size has bytes too."""
+    small, large = (latency / 1e9 + nbytes * 3 / 4 / bandwidth for nbytes in (16 << 10, 2 << 20))
+    row, _ = rates.agreed(4, 0, 0, [_times(large, small=small)] * 4, [0, 0, 1, 1])
+    assert row.bandwidth == pytest.approx(bandwidth, rel=1e-3)
+    assert row.latency == pytest.approx(latency * 1000, rel=1e-2, abs=1e5)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(("small", "large"), [(0.001, 0.001), (0.002, 0.001), (0, 0), (3, 4), (0.001, 0.0010001)])
+def test_noisy_times(size: int, small: float, large: float) -> None:
+    """A small call that takes as long as a large one, and times out of all range, give rates that plans accept."""
+    row, _ = rates.agreed(size, 0, 0, [_times(large, small=small)] * size, [0] * size)
+    assert row.bandwidth <= max(17 * (2 << 20) / max(large, 1e-9), 1 << 40)
+    other = rates.Row("fully_connected", 2, 10**9, 10**6, 1)
+    assert _C.themis_plan([row, other], "all_reduce", 32 << 20, False) is not None
 
 
 def test_given_rates() -> None:
@@ -257,3 +288,33 @@ def test_given_rates() -> None:
     assert row.bandwidth == 10**9
     row, _ = rates.agreed(4, 0, 7, [_times(0.01, 0.01)] * 4, [0, 1, 2, 3])
     assert row.latency == 7000
+    assert rates.agreed(4, 10**9, 7, [[]] * 4, [0, 1, 2, 3]) == (("fully_connected", 4, 10**9, 7000, 1), False)
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        (("switch", 4, 0.0), "gbps: expected a number from 8e-09 to 1000000, got 0.0"),
+        (("switch", 4, -200), "gbps: .*, got -200"),
+        (("switch", 4, float("nan")), "gbps: .*, got nan"),
+        (("switch", 4, float("inf")), "gbps: .*, got inf"),
+        (("switch", 4, "200"), "gbps: .*, got '200'"),
+        (("switch", 4, 200, -0.1), "latency_us: expected a number from 0 to 1000000, got -0.1"),
+        (("switch", 4, 200, float("nan")), "latency_us: .*, got nan"),
+        (("switch", 1, 200), "size: expected a whole number from 2 to 65536, got 1"),
+        (("switch", 2.5, 200), "size: .*, got 2.5"),
+        (("switch", 4, 200, 0.0, 1 << 31), "links: expected a whole number from 1 to 65536, got 2147483648"),
+        (("mesh", 4, 200), "kind: expected one of switch, ring, fully_connected, got 'mesh'"),
+    ],
+)
+def test_wrong_dimensions(values: tuple[Any, ...], text: str) -> None:
+    """Also in Python, one error that names the value."""
+    with pytest.raises(InvalidArgumentError, match=f"^dimension: {text}$"):
+        Dimension(*values)
+
+
+@pytest.mark.parametrize("nbytes", [0, -1, (1 << 50) + 1, 1 << 63])
+def test_wrong_numbers_of_bytes(nbytes: int) -> None:
+    """Also those that the core's types cannot hold."""
+    with pytest.raises(InvalidArgumentError, match=f"bytes: expected 1 to {1 << 50}, got {nbytes}"):
+        plan(_network(FIGURE_5), "all_reduce", nbytes)

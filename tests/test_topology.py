@@ -54,6 +54,16 @@ def test_read(tmp_path: Path) -> None:
     assert "no such file" in dimensions.own({"MCR_DL_TOPOLOGY": str(tmp_path / "none")})["problem"]
 
 
+@pytest.mark.parametrize(("key", "most"), [("bandwidth", 1 << 50), ("latency", 10**9)])
+def test_figures_out_of_range(key: str, most: int) -> None:
+    """Figures that plans of collectives cannot use are errors of the file, not of the calls."""
+    document = {"format": "mcr-dl topology", "version": 1, "dimensions": [{"name": "a", "size": 2, key: most}]}
+    assert dimensions.check(document, "topology") == document
+    document["dimensions"] = [{"name": "a", "size": 2, key: most + 1}]
+    with pytest.raises(InvalidArgumentError, match=rf"\$\.dimensions\[0\]\.{key}: {most + 1} is greater than"):
+        dimensions.check(document, "topology")
+
+
 def test_hosts() -> None:
     """Hosts with equal numbers of ranks make two dimensions; others one."""
     assert [row[:2] for row in _C.Topology.of_hosts([0, 1, 0, 1]).dimensions] == [("rail", 2), ("host", 2)]

@@ -86,6 +86,8 @@ _FUNCTIONS = (
     "def add_over_dimensions(algorithm: str, parts: list[str]) -> None:",
     "def themis_plan(network: list[tuple[str, int, int, int, int]], op: str, nbytes: int, baseline: bool) "
     "-> ThemisPlan | None:",
+    "def themis_limits() -> dict[str, int]:",
+    "def themis_chunk_counts() -> list[int]:",
     "def members_of_lines(lines: list[list[int]], rank: int) -> list[list[int]]:",
     "def load_backend(name: str, path: str, library: str = ...) -> None:",
     "def begin_batch() -> None:",

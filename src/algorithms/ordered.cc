@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <numeric>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -159,15 +160,6 @@ class Ordered {
 };
 
 }  // namespace
-
-std::vector<int> grid_line(std::span<const int> sizes, int rank, std::size_t dimension) {
-  int stride = 1;
-  for (std::size_t k = 0; k < dimension; ++k) stride *= sizes[k];
-  const int first = rank - rank / stride % sizes[dimension] * stride;
-  std::vector<int> line;
-  for (int i = 0; i < sizes[dimension]; ++i) line.push_back(first + i * stride);
-  return line;
-}
 
 bool has_ordered(Op op) {
   const OpRow& traits = row(op);

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <utility>
 #include <vector>
 
@@ -24,10 +23,6 @@ struct Grid {
   std::vector<bool> exchanges = {};  // of each dimension: it makes a reduce_scatter by an all_to_all; empty: none does
 };
 
-/// The group ranks that differ from `rank` only in one dimension, by their coordinate in it. Rank numbers count along
-/// dimension 0 first.
-std::vector<int> grid_line(std::span<const int> sizes, int rank, std::size_t dimension);
-
 /// Whether ordered() has a form of the operation's calls: it can be cut into chunks, and every rank has the same part
 /// in it, towards all others alike.
 bool has_ordered(Op op);
@@ -36,8 +31,8 @@ bool has_ordered(Op op);
 bool has_ordered(const Call& call);
 
 /// Adds the tasks of an all_reduce, reduce_scatter or all_gather: Issues whose part is the dimension on whose
-/// communicator, of the ranks of grid_line(), they are issued; copies, and memory. All Issues are late, so that one
-/// executor can keep them in order. All ranks have the same tasks. The grid outlives the schedule.
+/// communicator, of the rank's line in it (Topology::line), they are issued; copies, and memory. All Issues are late,
+/// so that one executor can keep them in order. All ranks have the same tasks. The grid outlives the schedule.
 void ordered(const Call& call, const Grid& grid, const ChunkOrders& chunks, Schedule& schedule);
 
 }  // namespace mcr

@@ -19,9 +19,6 @@ namespace {
 __extension__ using Wide = __int128;  // for products of bytes, sizes and times
 
 constexpr int64_t kSecond = 1'000'000'000'000;  // ps
-constexpr int64_t kMostBytes = int64_t{1} << 50, kMostBandwidth = int64_t{1} << 50;
-constexpr int64_t kMostLatency = kSecond;
-constexpr int kMostRanks = 1 << 24, kMostSize = 1 << 16;
 constexpr int kThreshold = 16;  // part of a chunk: with a smaller difference of loads, the order is the baseline's
 
 constexpr int kFraction = 16;  // bits of a time, as in simulate()
@@ -42,7 +39,7 @@ bool exchanges(const Request& request) { return request.op == Op::all_to_all; }
 bool both_ways(const Dimension& one) { return one.links > 1; }
 
 // Steps of the dimension's own algorithm: ring, direct, or halving and doubling; an exchange is direct where it can be.
-int64_t hops(const Dimension& one, bool exchange) {
+int64_t step_count(const Dimension& one, bool exchange) {
   if (one.kind == Dimension::Kind::Ring) return exchange && both_ways(one) ? one.size / 2 : one.size - 1;
   if (one.kind == Dimension::Kind::FullyConnected || exchange) return 1;
   return std::bit_width(static_cast<unsigned>(one.size - 1));
@@ -61,7 +58,8 @@ class Times {
   Times(std::span<const Dimension> network, const Request& request, int chunks)
       : network_(network), request_(request), chunks_(chunks), unit_(unit_of(network, request)) {
     const std::size_t sets = std::size_t{1} << network.size();
-    for (const auto& one : network) latencies_.push_back(divide_up(one.latency * hops(one, exchanges(request)), unit_));
+    for (const auto& one : network)
+      latencies_.push_back(divide_up(one.latency * step_count(one, exchanges(request)), unit_));
     for (std::size_t before = 0; before < sets; ++before) {
       const Wide parts = Wide{shrunk(before)} * chunks;
       for (std::size_t k = 0; k < network.size(); ++k) work_.push_back(divide_up(bytes_of(k), parts * per_unit(k)));
@@ -98,7 +96,7 @@ class Times {
     const bool exchange = exchanges(request);
     for (const auto& one : network) {
       const Wide sent = Wide{request.bytes} * blocks(one, exchange) * kSecond / (Wide{one.size} * one.bandwidth);
-      most += 2 * (sent + Wide{one.latency} * hops(one, exchange) * kMostChunks);
+      most += 2 * (sent + Wide{one.latency} * step_count(one, exchange) * kMostChunks);
     }
     if (most >= kMostTime) refuse("expected a call that takes less than 50 days, got less bandwidth");
     int64_t unit = 1;
@@ -377,7 +375,7 @@ void check(std::span<const Dimension> network, const Request& request, int chunk
     check_range(where + "size", network[k].size, 2, kMostSize);
     check_range(where + "bandwidth", network[k].bandwidth, 1, kMostBandwidth);
     check_range(where + "latency", network[k].latency, 0, kMostLatency);
-    check_range(where + "links", network[k].links, 1, kMostRanks);
+    check_range(where + "links", network[k].links, 1, kMostLinks);
     ranks *= network[k].size;
     check_range("ranks", ranks, 2, kMostRanks);
   }

@@ -33,8 +33,14 @@ enum class Policy : uint8_t { Baseline, Fifo, Scf };
 inline constexpr std::array<std::string_view, 3> kPolicies = {"baseline", "themis-fifo", "themis-scf"};
 
 inline constexpr std::size_t kMostDimensions = 8;
+inline constexpr int kMostSize = 1 << 16, kMostLinks = 1 << 16, kMostRanks = 1 << 24;
+inline constexpr int64_t kMostBytes = int64_t{1} << 50, kMostBandwidth = int64_t{1} << 50;
+inline constexpr int64_t kMostLatency = 1'000'000'000'000;  // ps: a second
 inline constexpr int kMostChunks = 512;
 inline constexpr int kMostInFlight = 1024;
+
+/// The numbers of chunks that are worth a try: powers of two, and those times one and a half.
+inline constexpr std::array kChunkCounts = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512};
 
 /// A collective over all dimensions: all_reduce, reduce_scatter, all_gather or all_to_all.
 struct Request {

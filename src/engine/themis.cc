@@ -11,15 +11,18 @@
 #include <utility>
 
 #include "base/candidate.h"
+#include "base/error.h"
 
 namespace mcr {
 
 namespace {
 
-constexpr std::array kPolicies = {themis::Policy::Baseline, themis::Policy::Fifo, themis::Policy::Scf};
+constexpr std::array kTriedPolicies = {themis::Policy::Baseline, themis::Policy::Fifo, themis::Policy::Scf};
 constexpr std::array kVariants = {kFixedOrder};
-constexpr std::array kChunks = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};
-// The executor issues a step when the one before it in its chunk has ended, so steps of a dimension overlap.
+constexpr auto kTriedChunks = std::span(themis::kChunkCounts).first<12>();
+static_assert(kTriedChunks.back() == 64);
+// An assumption of the simulation: the executor issues a step when the one before it in its chunk has ended, so steps
+// of a dimension overlap.
 constexpr int kInFlight = 2;
 constexpr int kClassBits = 4;
 
@@ -78,13 +81,19 @@ class ThemisCommunicator final : public DimensionsCommunicator {
 }  // namespace
 
 themis::Plan plan_of(std::span<const themis::Dimension> network, Op op, int64_t bytes, bool baseline) {
-  const auto policies = std::span(kPolicies).first(baseline ? 1 : kPolicies.size());
-  return themis::best(network, {op, class_of(bytes), kInFlight}, policies, kChunks);
+  const auto policies = std::span(kTriedPolicies).first(baseline ? 1 : kTriedPolicies.size());
+  return themis::best(network, {op, class_of(bytes), kInFlight}, policies, kTriedChunks);
 }
 
 void connect_themis(Group& group, const std::string& name, std::vector<themis::Dimension> network, Grid grid,
                     const std::vector<DimensionsCommunicator::Part>& parts) {
   const auto dimensions = dimensions_of(group, name);
+  try {
+    themis::check(network, {Op::all_reduce, 1, kInFlight}, 1);
+  } catch (const Error& error) {  // now, and not in each call
+    throw Error(ErrorCode::InvalidArgument,
+                "group '" + group.spec().name + "': backend '" + name + "': innermost first: " + error.what());
+  }
   group.adopt(dimensions.entry,
               std::make_unique<ThemisCommunicator>(std::move(network), std::move(grid), parts, dimensions));
 }

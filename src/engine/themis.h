@@ -18,8 +18,8 @@ namespace mcr {
 themis::Plan plan_of(std::span<const themis::Dimension> network, Op op, int64_t bytes, bool baseline);
 
 /// Gives a group the candidate `name`, which is registered. `network`: the dimensions of the grid, innermost first,
-/// equal on all ranks. `parts`: the group of the rank's line in each dimension. The group must have the outermost
-/// backend: throws InvalidArgument otherwise.
+/// equal on all ranks. `parts`: the group of the rank's line in each dimension. Throws InvalidArgument if the group
+/// lacks the outermost backend, and for a network that has no plans.
 void connect_themis(Group& group, const std::string& name, std::vector<themis::Dimension> network, Grid grid,
                     const std::vector<DimensionsCommunicator::Part>& parts);
 

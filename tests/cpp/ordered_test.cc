@@ -6,12 +6,14 @@
 #include <cstdint>
 #include <functional>
 #include <numeric>
+#include <random>
 #include <string>
 #include <vector>
 
 #include "base/ops.h"
 #include "check.h"
 #include "choose/themis.h"
+#include "group/topology.h"
 #include "interpreter.h"
 #include "memory.h"
 
@@ -53,9 +55,28 @@ std::vector<bool> exchanges(std::size_t dimensions, uint32_t seed) {
   return made;
 }
 
-// Two calls in flight on the same communicators.
+// The ranks at the points of the grid, in some order.
+std::vector<int> turned(int size, uint32_t seed) {
+  std::vector<int> ranks(static_cast<std::size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  std::shuffle(ranks.begin(), ranks.end(), std::mt19937(seed));
+  return ranks;
+}
+
+// The same grid as a topology, whose outermost dimension comes first.
+Topology topology_of(const Grid& grid) {
+  std::vector<Dimension> dimensions;
+  for (const int size : grid.sizes) {
+    dimensions.insert(dimensions.begin(), {.name = std::to_string(dimensions.size()), .size = size});
+  }
+  return {dimensions, ranks_of(grid.sizes), grid.ranks};
+}
+
+// Two calls in flight on the same communicators. Half of the grids have their ranks in another order.
 bool agree(const Setting& setting, const Sizes& sizes, const ChunkOrders& chunks, uint32_t seed) {
-  const Grid grid{sizes, {}, exchanges(sizes.size(), seed)};
+  const bool turns = seed / 2 % 2 == 1;
+  const Grid grid{sizes, turns ? turned(setting.size, seed) : std::vector<int>{}, exchanges(sizes.size(), seed)};
+  const Topology topology = topology_of(grid);
   std::vector<Ranks> want, got;
   std::vector<Schedule> schedules(static_cast<std::size_t>(setting.size));
   for (uint32_t call = 0; call < 2; ++call) {
@@ -67,8 +88,8 @@ bool agree(const Setting& setting, const Sizes& sizes, const ChunkOrders& chunks
     }
   }
   for (const auto& task : schedules[0].tasks()) CHECK(task.kind != Task::Kind::Issue || task.late);
-  const auto problem =
-      interpreter::run(schedules, seed, [&](int rank, uint8_t part) { return grid_line(sizes, rank, part); });
+  const auto problem = interpreter::run(
+      schedules, seed, [&](int rank, uint8_t part) { return topology.line(rank, sizes.size() - 1 - part); });
   if (!problem.empty()) check::failed("schedule", 0, setting.text() + ": " + problem);
   return problem.empty() && want == got;
 }
@@ -123,6 +144,25 @@ TEST(chunks_with_different_orders) {
   });
 }
 
+TEST(random_grids_orders_and_sizes) {
+  std::mt19937 generator(7);
+  const auto below = [&](int limit) { return static_cast<int>(generator() % static_cast<uint32_t>(limit)); };
+  for (uint32_t turn = 0; turn < 60; ++turn) {
+    Sizes sizes(static_cast<std::size_t>(2 + below(3)), 2);
+    for (auto& size : sizes) size += ranks_of(sizes) > 16 ? 0 : below(2);
+    Order order(sizes.size());
+    std::iota(order.begin(), order.end(), uint8_t{0});
+    std::vector<Order> orders;
+    for (int chunk = 1 + below(6); chunk > 0; --chunk) {
+      std::shuffle(order.begin(), order.end(), generator);
+      orders.push_back(order);
+    }
+    const auto op = kServed[below(3)];
+    const Setting setting{op, DType::Int, RedOp::SUM, ranks_of(sizes), 1 + below(50), 0, false};
+    if (!agree(setting, sizes, in_turn(op, orders), 2 * turn)) check::failed("random", 0, setting.text());
+  }
+}
+
 TEST(plans_of_themis) {
   uint32_t seed = 2;
   using themis::Dimension;
@@ -148,6 +188,4 @@ TEST(forms) {
   CHECK(has(Op::all_reduce, RedOp::SUM, false) && has(Op::reduce_scatter, RedOp::MAX, false));
   CHECK(has(Op::all_gather, RedOp::SUM, false) && !has(Op::all_gather, RedOp::SUM, true));
   CHECK(!has(Op::all_reduce, RedOp::AVG, false) && !has(Op::broadcast, RedOp::SUM, false));
-  CHECK(grid_line(std::vector{2, 3, 2}, 7, 1) == std::vector{7, 9, 11} &&
-        grid_line(std::vector{2, 3}, 0, 0) == std::vector{0, 1});
 }

@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "check.h"
 #include "choose/simulate.h"
+#include "group/topology.h"
 
 namespace {
 
@@ -122,25 +123,33 @@ bool same(const themis::Plan& one, const themis::Plan& other) {
 
 // The ranks of a network. Rank numbers count along dimension 1 first.
 struct Data {
-  Data(const Network& network, Op op) : op(op) {
-    for (const auto& one : network) sizes.push_back(one.size);
-    ranks = std::accumulate(sizes.begin(), sizes.end(), 1, std::multiplies<>());
+  Data(const Network& network, Op op) : op(op), sizes(sizes_of(network)), ranks(product(sizes)), topology(of(sizes)) {}
+  static std::vector<int> sizes_of(const Network& network) {
+    std::vector<int> found;
+    for (const auto& one : network) found.push_back(one.size);
+    return found;
+  }
+  static int product(const std::vector<int>& sizes) {
+    return std::accumulate(sizes.begin(), sizes.end(), 1, std::multiplies<>());
+  }
+  // Its outermost dimension comes first.
+  static Topology of(const std::vector<int>& sizes) {
+    std::vector<mcr::Dimension> dimensions;
+    for (const int size : sizes) {
+      dimensions.insert(dimensions.begin(), {.name = std::to_string(dimensions.size()), .size = size});
+    }
+    return {dimensions, product(sizes)};
   }
   int coordinate(int rank, std::size_t k) const {
     for (std::size_t i = 0; i < k; ++i) rank /= sizes[i];
     return rank % sizes[k];
   }
-  std::vector<int> line(int rank, std::size_t k) const {
-    int stride = 1;
-    for (std::size_t i = 0; i < k; ++i) stride *= sizes[i];
-    std::vector<int> all;
-    for (int i = 0; i < sizes[k]; ++i) all.push_back(rank + (i - coordinate(rank, k)) * stride);
-    return all;
-  }
+  std::vector<int> line(int rank, std::size_t k) const { return topology.line(rank, sizes.size() - 1 - k); }
 
   Op op;
   std::vector<int> sizes;
   int ranks;
+  Topology topology;
 };
 
 using Values = std::vector<std::vector<int64_t>>;  // [rank][element]
@@ -358,7 +367,7 @@ TEST(costs_of_steps) {
 }
 
 TEST(networks_and_requests_without_a_meaning) {
-  const Dimension good{Kind::Switch, 4, kGbps, 0};
+  const themis::Dimension good{Kind::Switch, 4, kGbps, 0};
   const Request request{Op::all_reduce, 1000, 1};
   CHECK(problem({good}, request, 1).empty());
   CHECK(check::has(problem({}, request, 1), "dimensions: expected 1 to 8, got 0"));

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as torch_dist
 
 import mcr_dl as dist
+from mcr_dl.base import launcher
 from mcr_dl.libraries import pmix, shm
 from mcr_dl.runtime import communicators
 
@@ -64,6 +65,24 @@ def elsewhere(rank: str, *names: str) -> None:
     if int(rank) == RANK:
         shm.LIBRARY.domain = lambda: "elsewhere"  # type: ignore[method-assign]
     start(*names)
+
+
+def networks(number: str) -> None:
+    """Every host has so many networks."""
+    launcher.networks = lambda: int(number)
+    start()
+
+
+def broken_parts(ranks: str) -> None:
+    """Some ranks cannot connect groups of a part of the ranks on shared memory."""
+
+    def argument(_: object, group: dist.ProcessGroup) -> None:
+        if group.size() < dist.runtime.state.current().launch.size:
+            raise dist.BackendUnavailableError("no memory left on this host")
+
+    if str(RANK) in ranks.split(","):
+        shm.LIBRARY.argument = argument  # type: ignore[method-assign,assignment]
+    start()
 
 
 def on_rank(rank: str, variable: str, value: str, *names: str) -> None:

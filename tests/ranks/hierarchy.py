@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import init_device_mesh
 
 import mcr_dl
-from mcr_dl import InvalidArgumentError, NotInitializedError
-from mcr_dl.runtime import lines
+from mcr_dl import _C, InvalidArgumentError, NotInitializedError
+from mcr_dl.runtime import lines, state
 from mcr_dl.testing import checks
 from mcr_dl.testing.calls import Case
 from mcr_dl.testing.expect import expect
@@ -29,9 +30,16 @@ GRIDS = ("themis(shm,mpi)", "themis(mpi,gloo)")  # need lines of equal lengths
 
 
 @contextmanager
-def _grid(*ranks: int, sizes: Sequence[int] = (2, 2), backends: Sequence[str] = ()) -> Iterator[None]:
+def _grid(
+    *ranks: int,
+    sizes: Sequence[int] = (2, 2),
+    backends: Sequence[str] = (),
+    figures: Sequence[dict[str, int]] = (),
+) -> Iterator[None]:
     """Two hosts with two ranks each, or other dimensions, outermost first, in a file."""
     rows: list[dict[str, Any]] = [{"name": f"level-{index}", "size": size} for index, size in enumerate(sizes)]
+    for row, given in zip(rows, figures, strict=False):
+        row.update(given)
     for row, backend in zip(rows, backends, strict=False):
         row["backend"] = backend
     document = {"format": "mcr-dl topology", "version": 1, "dimensions": rows, "ranks": ranks or range(prod(sizes))}
@@ -140,23 +148,29 @@ def life() -> None:
     session.stop()
 
 
+def _check_values(count: int, backend: str) -> None:
+    """The operations that Themis has, with the values of plain torch."""
+    rank, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
+    tensor = torch.arange(count) + rank
+    mcr_dl.all_reduce(tensor, backend=backend)
+    assert torch.equal(tensor, torch.arange(count) * size + sum(range(size)))
+    block = torch.empty(count, dtype=torch.int64)
+    mcr_dl.reduce_scatter_tensor(block, torch.arange(count * size) * (rank + 1), backend=backend)
+    assert torch.equal(block, torch.arange(rank * count, (rank + 1) * count) * sum(range(1, size + 1)))
+    gathered = torch.empty(count * size, dtype=torch.int64)
+    mcr_dl.all_gather_into_tensor(gathered, torch.arange(count) + 1000 * rank, backend=backend)
+    assert torch.equal(gathered, torch.cat([torch.arange(count) + 1000 * peer for peer in range(size)]))
+
+
 def three_dimensions() -> None:
-    """On a grid of three dimensions, one of which has three ranks in jobs of six; equal results on all ranks."""
+    """On a grid of three dimensions; equal results on all ranks."""
     session.stop()
     names = ["shm", "mpi", "gloo", "themis(shm,mpi,gloo)"]
     with _grid(sizes=(2, 2, 2)):
         mcr_dl.init_process_group(names)
     rank, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
     for count in (1, 8, 1001, 60_000):
-        tensor = torch.arange(count) + rank
-        mcr_dl.all_reduce(tensor, backend=names[-1])
-        assert torch.equal(tensor, torch.arange(count) * size + sum(range(size)))
-        block = torch.empty(count, dtype=torch.int64)
-        mcr_dl.reduce_scatter_tensor(block, torch.arange(count * size) * (rank + 1), backend=names[-1])
-        assert torch.equal(block, torch.arange(rank * count, (rank + 1) * count) * sum(range(1, size + 1)))
-        gathered = torch.empty(count * size, dtype=torch.int64)
-        mcr_dl.all_gather_into_tensor(gathered, torch.arange(count) + 1000 * rank, backend=names[-1])
-        assert torch.equal(gathered, torch.cat([torch.arange(count) + 1000 * peer for peer in range(size)]))
+        _check_values(count, names[-1])
     reals = torch.randn(50_001, generator=torch.Generator().manual_seed(rank))
     mcr_dl.all_reduce(reals, backend=names[-1])
     same = [torch.empty_like(reals) for _ in range(size)]
@@ -168,16 +182,21 @@ def three_dimensions() -> None:
     session.stop()
 
 
-def automatic() -> None:
-    """A topology whose dimensions name backends adds a candidate of Themis to those of auto, which can choose it."""
+def automatic(table: str) -> None:
+    """A topology whose dimensions name backends adds a candidate of Themis to those of auto, which chooses it where the
+    table has it for the cheapest."""
     session.stop()
     with _grid(sizes=(2, 2), backends=("gloo", "mpi")):
-        mcr_dl.init_process_group("auto")
+        mcr_dl.init_process_group("auto", tuning_table=table)
         assert "themis(mpi,gloo)" in mcr_dl.get_backends(), mcr_dl.get_backends()
         tensor = torch.ones(40_000)
         mcr_dl.all_reduce(tensor, backend="themis(mpi,gloo)")
         assert tensor.eq(mcr_dl.get_world_size()).all()
-        assert "themis(mpi,gloo)" in str(mcr_dl.explain("all_reduce", 32 << 20))
+        assert mcr_dl.explain("all_reduce", 32 << 20).candidate == "themis(mpi,gloo)"
+        assert mcr_dl.explain("all_reduce", 4).candidate == "mpi"
+        work = mcr_dl.all_reduce(tensor, async_op=True)
+        work.wait()
+        assert "themis(mpi,gloo).all_reduce" in str(work), work
         session.stop()
         mcr_dl.init_process_group("mpi,gloo")  # the program says which
         assert mcr_dl.get_backends() == ["mpi", "gloo"]
@@ -186,6 +205,56 @@ def automatic() -> None:
         mcr_dl.init_process_group("auto")
         assert not [name for name in mcr_dl.get_backends() if name.startswith("themis")]
     session.stop()
+
+
+def of_a_mesh() -> tuple[Any, Any]:
+    """New groups get the dimensions of the default group's mesh; the network and the plans."""
+    session.stop()
+    session.start("gloo", "mpi")
+    names = ("gloo", "mpi", "themis(gloo,mpi)")
+    missing = "expected a topology of 2 dimensions of several ranks, one for each backend, got 1 x "
+    expect(InvalidArgumentError, lambda: mcr_dl.new_group(backend=names), "got 4", "set_topology()")
+    mcr_dl.set_topology(init_device_mesh("cpu", (2, 2)))
+    group = mcr_dl.new_group(backend=names)
+    tensor = torch.ones(40_001)
+    mcr_dl.all_reduce(tensor, backend=names[-1], group=group)
+    assert tensor.eq(4).all()
+    plans = [mcr_dl.explain(name, 1 << 20, group=group).plans for name in ("all_reduce", "reduce_scatter")]
+    networks = state.current().networks
+    (key,) = networks
+    found = [*networks[key]], plans
+    if mcr_dl.get_rank() < 2:
+        expect(
+            InvalidArgumentError,
+            lambda: mcr_dl.new_group([0, 1], backend=names, use_local_synchronization=True),
+            missing,
+        )
+    rows = [("fully_connected", 2, 10**9, 0, 1), ("fully_connected", 2, 0, 0, 1)]
+    words = ("backend 'themis(gloo,mpi)'", "dimension 2: bandwidth: expected 1 to ")
+    core = _C.group_of(group)
+    assert core is not None
+    expect(InvalidArgumentError, lambda: core._connect_themis(names[-1], rows, [], [], []), *words)
+    mcr_dl.destroy_process_group(group)
+    assert not networks
+    session.stop()
+    return found
+
+
+def six() -> list[Any]:
+    """On a grid whose dimensions have 3 and 2 ranks, in another order; the network, which the file gives in part."""
+    session.stop()
+    names = ["shm", "mpi", "themis(shm,mpi)"]
+    with _grid(5, 0, 3, 1, 2, 4, sizes=(2, 3), figures=({"bandwidth": 10**9, "latency": 5000}, {})):
+        mcr_dl.init_process_group(names)
+    rank, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
+    for count in (1, 7, 1000, 60_001):
+        _check_values(count, names[-1])
+    tensor = torch.full((8,), float(rank))
+    mcr_dl.all_reduce(tensor, backend="themis(shm,mpi,baseline)")
+    assert tensor.eq(sum(range(size))).all()
+    found = [*state.current().networks["default", names[-1]]]
+    session.stop()
+    return found
 
 
 def without_lines() -> None:

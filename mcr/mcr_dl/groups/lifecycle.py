@@ -10,6 +10,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -144,12 +145,18 @@ def _agree(current: state.State, tuning_table: str | os.PathLike[str] | None) ->
     current.backends, current.asked = agreed.backends, agreed.asked
     status = _C.backend_status()
     libraries = {name: status[name] for name in current.backends}
-    topology = dimensions.own()
-    themis = startup.over_dimensions(topology["document"], agreed) if automatic else []
-    facts = {**choice.facts(libraries, tuning_table), "debug": _debug(), "topology": topology, "job": uuid.uuid4().hex}
-    facts["variables"] = variables.problem()
-    possible = [*agreed.backends, *startup.possible(agreed), *themis]  # in rules
-    decide = dimensions.decider(choice.decider(tuning_table, possible), current.backends)
+    facts = {**choice.facts(libraries, tuning_table), "debug": _debug(), "topology": dimensions.own()}
+    facts |= {"job": uuid.uuid4().hex, "variables": variables.problem()}
+
+    def themis(grid: _C.Topology | None) -> list[str]:
+        return startup.over_dimensions(grid, agreed) if automatic else []
+
+    def possible(grid: _C.Topology | None) -> list[str]:  # in rules
+        return [*agreed.backends, *startup.possible(agreed), *themis(grid)]
+
+    decide = dimensions.decider(
+        lambda values, grid: choice.decider(tuning_table, possible(grid))(values), partial(startup.serving, agreed)
+    )
 
     def answered(values: list[dict[str, Any]]) -> dict[str, Any]:
         if problem := startup.problem_of([value["variables"] for value in values]):
@@ -161,8 +168,12 @@ def _agree(current: state.State, tuning_table: str | os.PathLike[str] | None) ->
     watch.set_job(current.job)
     current.topology = answer.pop("topology")
     current.grid = dimensions.grid_of(current.topology, size)
-    current.knowledge = choice.knowledge_of(answer, possible)
-    current.backends = [*agreed.backends, *startup.combined(agreed, lines.of(range(size))), *themis]
+    current.knowledge = choice.knowledge_of(answer, possible(current.grid))
+    current.backends = [
+        *agreed.backends,
+        *startup.combined(agreed, lines.of(range(size))),
+        *themis(current.grid),
+    ]
     if current.knowledge.crowded[rank]:
         for library in registry.DESCRIBED:
             library.share_cores()

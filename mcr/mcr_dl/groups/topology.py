@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from mcr_dl import _C
 from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError
 from mcr_dl.groups import factory, torch_groups
+from mcr_dl.libraries import registry
 from mcr_dl.runtime import changes, dimensions, handles, state
 
 
@@ -131,12 +132,15 @@ def set_topology(
     value: dict[str, Any] = {"document": None, "problem": ""}
     try:
         value["document"] = _document_of(topology, members)
-        dimensions.check_backends(value["document"], members.backends)
+        backends = [*members.backends, *(part for name in members.backends for part in registry.parts_of(name))]
+        dimensions.check_backends(value["document"], lambda _: [*dict.fromkeys(backends)])
     except (InvalidArgumentError, InvalidTypeError) as error:
         value["problem"] = str(error)
     turn = current.count(f"topology {members.name()}")
     size = members.size()
     document = changes.agree(members, "set_topology", value, lambda values: dimensions.decide(values, size))
+    if members is _C.world():
+        current.arranged = document
     meshes = _groups_of_mesh(topology) if isinstance(topology, DeviceMesh) else {}
     factory.end_dimensions(members)
     factory.add_dimensions(members, dimensions.grid_of(document, size), given=meshes or None, turn=turn)

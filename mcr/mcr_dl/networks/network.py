@@ -6,9 +6,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NoReturn, get_args
 
+from mcr_dl import _C
 from mcr_dl.base import documents
+from mcr_dl.base.errors import InvalidArgumentError
 
 __all__ = ["Dimension", "Kind", "Network"]
 
@@ -16,7 +18,22 @@ Kind = Literal["switch", "ring", "fully_connected"]
 
 _BYTES_PER_GBIT = 125_000_000
 PS_PER_US = 1_000_000
-_MOST = 1 << 16
+_LIMITS = _C.themis_limits()
+_LEAST_GBPS = 1 / _BYTES_PER_GBIT  # a byte per second
+_MOST_GBPS = 1_000_000
+_MOST_US = _LIMITS["latency"] // PS_PER_US
+_SCHEMA_OF_DIMENSION: dict[str, Any] = {
+    "type": "object",
+    "required": ["kind", "size", "gbps", "latency_us", "links"],
+    "additionalProperties": False,
+    "properties": {
+        "kind": {"enum": list(get_args(Kind))},
+        "size": {"type": "integer", "minimum": 2, "maximum": _LIMITS["size"]},
+        "gbps": {"type": "number", "minimum": _LEAST_GBPS, "maximum": _MOST_GBPS},
+        "latency_us": {"type": "number", "minimum": 0, "maximum": _MOST_US},
+        "links": {"type": "integer", "minimum": 1, "maximum": _LIMITS["links"]},
+    },
+}
 _SCHEMA = {
     "type": "object",
     "required": ["dimensions"],
@@ -25,19 +42,8 @@ _SCHEMA = {
         "dimensions": {
             "type": "array",
             "minItems": 1,
-            "maxItems": 8,
-            "items": {
-                "type": "object",
-                "required": ["kind", "size", "gbps", "latency_us", "links"],
-                "additionalProperties": False,
-                "properties": {
-                    "kind": {"enum": list(get_args(Kind))},
-                    "size": {"type": "integer", "minimum": 2, "maximum": _MOST},
-                    "gbps": {"type": "number", "exclusiveMinimum": 0, "maximum": 1_000_000},
-                    "latency_us": {"type": "number", "minimum": 0, "maximum": 1_000_000},
-                    "links": {"type": "integer", "minimum": 1, "maximum": _MOST},
-                },
-            },
+            "maxItems": _LIMITS["dimensions"],
+            "items": _SCHEMA_OF_DIMENSION,
         }
     },
 }
@@ -62,11 +68,27 @@ class Dimension:
     latency_us: float = 0.0
     links: int = 1
 
+    def __post_init__(self) -> None:
+        """Raise InvalidArgumentError for a value without a meaning."""
+        if self.kind not in get_args(Kind):
+            self._refuse("kind", f"one of {', '.join(get_args(Kind))}")
+        for name, least, most in (("size", 2, _LIMITS["size"]), ("links", 1, _LIMITS["links"])):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+                self._refuse(name, f"a whole number from {least} to {most}")
+        for name, least_float, most_float in (("gbps", _LEAST_GBPS, _MOST_GBPS), ("latency_us", 0, _MOST_US)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not least_float <= value <= most_float:
+                self._refuse(name, f"a number from {least_float:.9g} to {most_float:.9g}")
+
+    def _refuse(self, name: str, expected: str) -> NoReturn:
+        raise InvalidArgumentError(f"dimension: {name}: expected {expected}, got {getattr(self, name)!r}")
+
     @property
     def row(self) -> tuple[str, int, int, int, int]:
         """Whole numbers for the core: bytes per second and picoseconds, equal on all ranks."""
-        bandwidth = max(1, round(self.gbps * _BYTES_PER_GBIT))
-        return self.kind, self.size, bandwidth, round(self.latency_us * PS_PER_US), self.links
+        bandwidth, latency = round(self.gbps * _BYTES_PER_GBIT), round(self.latency_us * PS_PER_US)
+        return self.kind, self.size, bandwidth, latency, self.links
 
 
 @dataclass(frozen=True)
@@ -100,6 +122,10 @@ class Network:
 
         Raises InvalidArgumentError, in one line that begins with ``what``, for anything else.
         """
+        if isinstance(document, dict) and "format" in document:
+            keys = ", ".join(_SCHEMA_OF_DIMENSION["required"])
+            message = f"{what}: expected dimensions with {keys}, innermost first, got a file as for MCR_DL_TOPOLOGY"
+            raise InvalidArgumentError(message)
         rows = documents.check(document, _SCHEMA, what)["dimensions"]
         return cls.of(
             Dimension(each["kind"], int(each["size"]), each["gbps"], each["latency_us"], int(each["links"]))

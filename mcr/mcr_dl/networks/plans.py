@@ -18,10 +18,12 @@ Policy = Literal["baseline", "themis-fifo", "themis-scf", "auto"]
 
 POLICIES: tuple[str, ...] = get_args(Policy)
 OPERATIONS = tuple(row["name"] for row in _C.ops() if row["hierarchical"] and row["cuttable"] and not row["rooted"])
-CHUNKS = tuple(sorted({count for step in range(10) for count in (1 << step, 3 << step) if count <= 512}))
+CHUNKS = tuple(_C.themis_chunk_counts())
 """The numbers of chunks that ``auto`` tries: powers of two, and those times one and a half."""
 _USUAL_CHUNKS = 64  # the paper's
 _AUTO = "auto"
+_LIMITS = _C.themis_limits()
+MOST_BYTES = _LIMITS["bytes"]
 
 
 @dataclass(frozen=True)
@@ -109,9 +111,13 @@ def plan(
 
     Raises InvalidArgumentError for arguments out of range.
     """
-    for name, value, most in (("chunks", chunks, 512), ("steps in flight", in_flight, 1024)):
-        if value is not None and not 1 <= value <= most:  # also numbers that the core's types cannot hold
-            raise InvalidArgumentError(f"{name}: expected 1 to {most}, got {value}")
+    for name, value, key in (
+        ("chunks", chunks, "chunks"),
+        ("steps in flight", in_flight, "in_flight"),
+        ("bytes", nbytes, "bytes"),
+    ):
+        if value is not None and not 1 <= value <= _LIMITS[key]:  # also numbers that the core's types cannot hold
+            raise InvalidArgumentError(f"{name}: expected 1 to {_LIMITS[key]}, got {value}")
     if policy not in POLICIES:
         raise InvalidArgumentError(f"policy: expected one of {', '.join(POLICIES)}, got {policy!r}")
     if policy == _AUTO:

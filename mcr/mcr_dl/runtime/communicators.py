@@ -19,11 +19,12 @@ from mcr_dl.base import agreement
 from mcr_dl.base.errors import (
     BackendUnavailableError,
     CollectiveTimeoutError,
+    McrError,
     NotInitializedError,
     PeerLostError,
 )
 from mcr_dl.libraries import registry
-from mcr_dl.runtime import lines, rates, state
+from mcr_dl.runtime import lines, rates, startup, state
 from mcr_dl.runtime.rounds import Round, poll
 from mcr_dl.runtime.watched_store import WatchedStore, require_all_ranks
 from mcr_dl.watch import ranks_text
@@ -183,13 +184,12 @@ def _connect_hierarchy(group: _C.Group, name: str, patience: float | None) -> No
     lines.require(rows, f"backend: {name!r}")
     inner, *outer = _C.Candidate(name).parts
     across = outer[0] if len(outer) == 1 else f"hier({','.join(outer)})"
+    together = _Together(group, name)
     parts: list[tuple[_C.Group | None, str]] = []
     for index, members in enumerate(_C.members_of_lines(rows, group.rank())):
         candidate = across if index == 1 else inner
-        made = None
-        if len(members) > 1:
-            names = [*registry.with_parts(outer[-1:]), across] if index == 1 else registry.with_parts([inner])
-            made = _part(group, f"{name}-{index}", members, names, patience)
+        names = [*registry.with_parts(outer[-1:]), across] if index == 1 else registry.with_parts([inner])
+        made = together.part(f"{name}-{index}", members if len(members) > 1 else [], names, patience)
         parts.append((made, candidate))
     group._connect_hierarchy(name, rows, parts)
 
@@ -201,30 +201,65 @@ def _connect_themis(group: _C.Group, name: str, patience: float | None) -> None:
     """
     registry.load(name)
     current = state.current()
-    grid = lines.grid_of(group.ranks)
     backends = _C.Candidate(name).parts
-    inner_first = lines.require_dimensions(grid, len(backends), f"backend: {name!r}")
+    grid, inner_first = lines.require_grid(group.ranks, len(backends), f"backend: {name!r}")
     assert current.knowledge is not None
     nodes = [current.knowledge.nodes[rank] for rank in group.ranks]
     parts, times = [], []
-    together = partial(_C.barrier, group=group, backend=backends[-1])
+    barrier = partial(_C.barrier, group=group, backend=backends[-1])
+    together = _Together(group, name)
     for backend, index in zip(backends, inner_first, strict=True):
-        members = grid.line(group.rank(), index)
-        made = _part(group, f"{name}-{index}", members, registry.with_parts([backend]), patience)
-        times.append(rates.measure(made, backend, together))
+        names = registry.with_parts([backend])
+        made = together.part(f"{name}-{index}", grid.line(group.rank(), index), names, patience)
+        assert made is not None  # the dimension has several ranks
+        given = all(grid.dimensions[index][2:4])
+        times.append([] if given else rates.measure(made, backend, barrier))
         parts.append((made, backend))
-    store = torch_dist.PrefixStore(f"themis/{group.name()}/{name}", current.store)
-    turn = current.count(f"themis {group.name()} {name}")
 
     def decide(values: list[Any]) -> list[rates.Rates]:
         columns = zip(inner_first, zip(*values, strict=True), strict=True)
         return [rates.agreed(*grid.dimensions[index][1:4], column, nodes) for index, column in columns]
 
-    function = "new_group" if _C.world() is not None else "init_process_group"
-    answer = agreement.agree(store, group.rank(), group.size(), str(turn), times, decide, function=function)
+    answer = together.agree("rates", times, decide)
     network = [rates.Row(*row) for row, _ in answer]
     group._connect_themis(name, [*network], grid.ranks, [exchanges for _, exchanges in answer], parts)
     current.networks[group.name(), name] = network
+
+
+class _Together:
+    """Makes the parts of a candidate over dimensions: each on all ranks of the group, or an error on all.
+
+    A rank that fails would leave the others waiting for it in the next dimension.
+    """
+
+    def __init__(self, group: _C.Group, name: str) -> None:
+        self._group, self._name = group, name
+        turn = state.current().count(f"dimensions {group.name()} {name}")
+        self._store = _store(group, f"dimensions/{group.name()}/{name}/{turn}")
+
+    def agree(self, key: str, value: Any, decide: Callable[[list[Any]], Any]) -> Any:
+        """As ``agreement.agree``, over the group."""
+        function = "new_group" if _C.world() is not None else "init_process_group"
+        group = self._group
+        return agreement.agree(self._store, group.rank(), group.size(), key, value, decide, function=function)
+
+    def part(self, title: str, members: list[int], names: Iterable[str], patience: float | None) -> _C.Group | None:
+        """The connected group of these ranks of the group; None without ranks. Collective over the group.
+
+        Raises BackendUnavailableError on all ranks, with the cause, if one of them cannot connect. A rank that is lost
+        does not come to the agreement: the others find that by themselves.
+        """
+        made, problem = None, ""
+        try:
+            made = _part(self._group, title, members, names, patience) if members else None
+        except PeerLostError:
+            raise
+        except Exception as error:
+            problem = str(error) if isinstance(error, McrError) else f"{type(error).__name__}: {error}"
+        told = self.agree(title, problem, startup.problem_of)
+        if told:
+            raise BackendUnavailableError(f"group {self._group.name()!r}: backend {self._name!r}: {told}")
+        return made
 
 
 def _part(group: _C.Group, title: str, members: list[int], names: Iterable[str], patience: float | None) -> _C.Group:

@@ -77,6 +77,8 @@ def _close(name: str) -> None:
     for each in current.shadows.pop(name, []):
         _close(each)
     current.endings.pop(name, None)
+    for key in [key for key in current.networks if key[0] == name]:
+        del current.networks[key]
     group = current.groups.pop(name)
     if (is_broken(group) and any(map(registry.of_all_ranks, group.backends))) or _is_stuck(group):
         _C.keep_forever(group)  # closing may wait for the lost rank, or for a thread that does

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch.distributed as torch_dist
@@ -17,7 +18,8 @@ from mcr_dl.base.errors import InvalidArgumentError
 VARIABLE = "MCR_DL_TOPOLOGY"
 FORMAT = "mcr-dl topology"
 _MOST_RANKS = 1 << 24
-_FIGURE = {"type": "integer", "minimum": 0, "maximum": 1 << 60}
+_LIMITS = _C.themis_limits()
+_PS_PER_NS = 1000
 _SCHEMA = {
     "type": "object",
     "required": ["format", "version", "dimensions"],
@@ -36,8 +38,8 @@ _SCHEMA = {
                 "properties": {
                     "name": {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,64}$"},
                     "size": {"type": "integer", "minimum": 1, "maximum": _MOST_RANKS},
-                    "bandwidth": _FIGURE,
-                    "latency": _FIGURE,
+                    "bandwidth": {"type": "integer", "minimum": 0, "maximum": _LIMITS["bandwidth"]},
+                    "latency": {"type": "integer", "minimum": 0, "maximum": _LIMITS["latency"] // _PS_PER_NS},
                     "backend": {"type": "string", "maxLength": 64},
                 },
             },
@@ -120,25 +122,30 @@ def grid_of(document: dict[str, Any] | None, size: int) -> _C.Topology | None:
     return _C.Topology(rows, size, [int(rank) for rank in document.get("ranks", [])])
 
 
-def check_backends(document: dict[str, Any], backends: list[str]) -> None:
-    """Raise InvalidArgumentError for a dimension whose backend the group lacks."""
+def check_backends(document: dict[str, Any], serving: Callable[[int], list[str]]) -> None:
+    """Raise InvalidArgumentError for a dimension whose backend is not among those that serve it."""
     for index, each in enumerate(document["dimensions"]):
         name = _C.canonical(each.get("backend", ""))
-        if name and name not in backends:
+        if name and name not in (backends := serving(index)):
             message = f"topology: $.dimensions[{index}].backend: expected one of {', '.join(backends)}, got {name!r}"
             raise InvalidArgumentError(message)
 
 
 def decider(
-    decide_facts: Callable[[list[Any]], dict[str, Any]], backends: list[str]
+    decide_facts: Callable[[list[Any], _C.Topology | None], dict[str, Any]],
+    serving: Callable[[_C.Topology, int], list[str]],
 ) -> Callable[[list[Any]], dict[str, Any]]:
-    """Combine rank 0's decision on all ranks' facts with the one on their topologies."""
+    """Combine rank 0's decision on all ranks' facts with the one on their topologies, which comes first.
+
+    ``serving``: the backends that a dimension of a topology, by its index, can name.
+    """
 
     def decide_all(values: list[Any]) -> dict[str, Any]:
         topology = decide([value["topology"] for value in values], len(values))
-        if topology is not None:
-            check_backends(topology, backends)
-        return {**decide_facts(values), "topology": topology}
+        grid = grid_of(topology, len(values))
+        if topology is not None and grid is not None:
+            check_backends(topology, partial(serving, grid))
+        return {**decide_facts(values, grid), "topology": topology}
 
     return decide_all
 

@@ -48,9 +48,13 @@ def require(rows: list[list[int]], what: str) -> None:
     raise InvalidArgumentError(message)
 
 
-def grid_of(ranks: Sequence[int]) -> _C.Topology:
-    """The topology of a group of these global ranks: part of the job's, or from the hosts."""
-    return dimensions.grid_of_members(state.current().grid, _nodes(), list(ranks))
+def _grids_of(ranks: Sequence[int]) -> list[_C.Topology]:
+    """The topologies of a group of these global ranks: its part of the one that was set for the default group, if one
+    was, and its part of the job's, or the one from the hosts."""
+    current = state.current()
+    arranged = dimensions.grid_of(current.arranged, current.launch.size)
+    found = [] if arranged is None else [arranged.of_members(list(ranks))]
+    return [*found, dimensions.grid_of_members(current.grid, _nodes(), list(ranks))]
 
 
 def _wide(grid: _C.Topology) -> list[int]:
@@ -58,15 +62,21 @@ def _wide(grid: _C.Topology) -> list[int]:
     return [index for index, row in reversed(list(enumerate(grid.dimensions))) if row[1] > 1]
 
 
-def require_dimensions(grid: _C.Topology, count: int, what: str) -> list[int]:
-    """The dimensions with several ranks, innermost first. Raises InvalidArgumentError unless there are ``count``."""
-    found = _wide(grid)
-    if len(found) == count:
-        return found
-    shape = " x ".join(str(row[1]) for row in grid.dimensions)
+def require_grid(ranks: Sequence[int], count: int, what: str) -> tuple[_C.Topology, list[int]]:
+    """A topology of these global ranks with ``count`` dimensions of several ranks, and these dimensions, innermost
+    first. Raises InvalidArgumentError if there is none.
+
+    ``set_topology`` is a collective of the default group, so all ranks get an equal one.
+    """
+    grids = _grids_of(ranks)
+    for grid in grids:
+        if len(found := _wide(grid)) == count:
+            return grid, found
+    shapes = " and ".join(" x ".join(str(row[1]) for row in grid.dimensions) for grid in grids)
     message = (
-        f"{what}: expected a topology of {count} dimensions of several ranks, one for each backend, got {shape}; name "
-        f"the topology's file in {dimensions.VARIABLE}, or leave this backend out"
+        f"{what}: expected a topology of {count} dimensions of several ranks, one for each backend, got {shapes}; name "
+        f"the topology's file in {dimensions.VARIABLE}, give the default group one with set_topology(), or leave this "
+        f"backend out"
     )
     raise InvalidArgumentError(message)
 
@@ -76,12 +86,12 @@ def that_fit(names: Iterable[str], ranks: Sequence[int]) -> list[str]:
     them."""
     rows = of(ranks)
     flat = len(rows) < 2 or max(map(len, rows)) < 2
-    wide = len(_wide(grid_of(ranks)))
+    wide = [len(_wide(grid)) for grid in _grids_of(ranks)]
 
     def fits(name: str) -> bool:
         candidate = _C.Candidate(name)
         if candidate.algorithm == "themis":
-            return len(candidate.parts) == wide
+            return len(candidate.parts) in wide
         return not (flat and candidate.hierarchical)
 
     return [name for name in names if fits(name)]

@@ -17,6 +17,7 @@ _ROUNDS = 6
 _CLEARLY = 1.2  # an all_to_all is used if it is so many times as fast
 _PS_PER_NS = 1000
 _NS_PER_S = 10**9
+_NOISE = 16  # the bytes of the large size count for this part of its time at least
 
 
 class Row(NamedTuple):
@@ -77,17 +78,26 @@ def _slowest_node(ranks: Sequence[list[int]], nodes: Sequence[int]) -> int:
 def agreed(size: int, bandwidth: int, latency: int, times: Sequence[Times], nodes: Sequence[int]) -> Rates:
     """A dimension's rates: its bandwidth (bytes/s) and latency (ns), where they are not 0, else from all ranks' times.
 
+    If both are given, nothing is measured, so plans and results do not depend on times.
+
     ``nodes`` has each rank's node. The fastest round of each node counts, and of all nodes the slowest.
 
     An operation counts as one step, which sends (size - 1) / size of the data. A reduce_scatter and an all_gather
     count alike: the mean of their times.
     """
+    if bandwidth and latency:
+        return Rates(_row(size, bandwidth, latency * _PS_PER_NS), exchanges=False)
     small, large = (
         [_slowest_node(ranks, nodes) for ranks in zip(*of_size, strict=True)] for of_size in zip(*times, strict=True)
     )
     exchanges = large[1] * _CLEARLY < large[0]
     before, after = ((each[1 if exchanges else 0] + each[2]) // 2 for each in (small, large))
-    sent = (_SIZES[1] - _SIZES[0]) * (size - 1) // size
-    measured = sent * _NS_PER_S // max(1, after - before)
-    row = Row("fully_connected", size, bandwidth or max(1, measured), (latency or before) * _PS_PER_NS, 1)
-    return Rates(row, exchanges)
+    first, sent = _SIZES[0] * (size - 1) // size, (_SIZES[1] - _SIZES[0]) * (size - 1) // size
+    rate = bandwidth or max(1, sent * _NS_PER_S // max(1, after - before, after // _NOISE))
+    rest = latency * _PS_PER_NS or max(0, before * _PS_PER_NS - first * _NS_PER_S * _PS_PER_NS // rate)
+    return Rates(_row(size, rate, rest), exchanges)
+
+
+def _row(size: int, bandwidth: int, latency: int) -> Row:
+    most = _C.themis_limits()
+    return Row("fully_connected", size, min(bandwidth, most["bandwidth"]), min(latency, most["latency"]), 1)

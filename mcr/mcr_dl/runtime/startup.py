@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -68,7 +68,7 @@ def combined(agreed: Agreed, rows: list[list[int]]) -> list[str]:
     return names
 
 
-def _in_domains(rows: list[list[int]], domains: list[int]) -> bool:
+def _in_domains(rows: Iterable[Sequence[int]], domains: list[int]) -> bool:
     return all(len({domains[rank] for rank in row}) == 1 for row in rows)
 
 
@@ -76,19 +76,41 @@ def _inner(name: str) -> str:
     return _C.Candidate(name).parts[0]
 
 
-def over_dimensions(document: dict[str, Any] | None, agreed: Agreed) -> list[str]:
+def serving(agreed: Agreed, grid: _C.Topology, index: int) -> list[str]:
+    """The backends that a dimension of the job's topology can name.
+
+    They are those that start and their parts, stripes that ``auto`` can add, and backends of one host if each of the
+    dimension's lines lies in one.
+    """
+    rows = {tuple(grid.line(rank, index)) for rank in grid.ranks}
+    local = [name for name, packed in agreed.local.items() if _in_domains(rows, blocks.unpack(packed))]
+    parts = [part for name in agreed.backends for part in registry.parts_of(name)]
+    return [*dict.fromkeys((*_of_all(agreed), *parts, *local))]
+
+
+def over_dimensions(grid: _C.Topology | None, agreed: Agreed) -> list[str]:
     """The candidate of Themis that ``auto`` adds for a topology whose dimensions of several ranks all name a backend.
 
-    All must be host backends that start anyway. Loads it.
+    All must be host backends that can serve the dimension, and the outermost one must connect all ranks. Loads it.
     """
-    rows = [] if document is None else [each for each in document["dimensions"] if each["size"] > 1]
-    parts = [_C.canonical(each.get("backend", "")) for each in reversed(rows)]  # innermost first
-    usable = [name for name in agreed.backends if "cpu" in registry.describe(name).devices]
-    if len(parts) < 2 or not set(parts) <= set(usable):
+    rows = [] if grid is None else [(index, row[4]) for index, row in enumerate(grid.dimensions) if row[1] > 1]
+    parts = [name for _, name in reversed(rows)]  # innermost first
+    if grid is None or not 1 < len(parts) <= _C.themis_limits()["dimensions"] or parts[-1] not in _of_all(agreed):
+        return []
+    if not all(_on_host(name) and name in serving(agreed, grid, index) for index, name in rows):
         return []
     name = _C.Candidate(f"themis({','.join(parts)})").backend
     registry.load(name)
     return [name]
+
+
+def _of_all(agreed: Agreed) -> list[str]:
+    """The backends that connect all ranks of the job."""
+    return [*agreed.backends, *(name for name in possible(agreed) if not registry.is_hierarchical(name))]
+
+
+def _on_host(name: str) -> bool:
+    return bool(name) and all("cpu" in registry.describe(each).devices for each in registry.parts_of(name) or (name,))
 
 
 def possible(agreed: Agreed) -> list[str]:

@@ -37,6 +37,7 @@ class State:
     passes: list[Any] = field(default_factory=list)  # specifications for every new group
     counters: dict[str, int] = field(default_factory=dict)
     topology: dict[str, Any] | None = None  # the document that the user gave
+    arranged: dict[str, Any] | None = None  # the document of the default group's topology, once it was set
     grid: _C.Topology | None = None  # the one that the user gave; None: derived from the hosts
     topologies: dict[str, dimensions.Held] = field(default_factory=dict)  # by group
     networks: dict[tuple[str, str], list[rates.Row]] = field(default_factory=dict)  # by group and candidate

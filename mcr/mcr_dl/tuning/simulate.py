@@ -20,8 +20,14 @@ _BASELINE = ("baseline",)
 _AUTO = "auto"
 
 
+def _size(text: str) -> int:
+    if (size := parse_size(text)) > plans.MOST_BYTES:
+        raise InvalidArgumentError(f"size: expected at most {size_text(plans.MOST_BYTES)}, got {text.strip()!r}")
+    return size
+
+
 def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(parse_size(each) for each in text.split(",")))
+    return tuple(dict.fromkeys(_size(each) for each in text.split(",")))
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +44,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     sizes = parser.add_mutually_exclusive_group(required=True)
     text = "data of a rank; K, M, G: powers of 1024"
-    sizes.add_argument("--bytes", type=checked(parse_size), metavar="SIZE", help=text)
+    sizes.add_argument("--bytes", type=checked(_size), metavar="SIZE", help=text)
     sizes.add_argument("--sizes", type=checked(_sizes), metavar="LIST", help="several sizes: 1M,16M,256M")
     parser.add_argument(
         "--policy",

@@ -3,6 +3,7 @@
 
 #include <pybind11/stl.h>
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -73,6 +74,18 @@ std::optional<themis::Plan> plan_of_call(const std::vector<NetworkRow>& network,
   return plan_of(network_of(network), op, nbytes, baseline);
 }
 
+std::map<std::string, int64_t> limits() {
+  return {{"dimensions", static_cast<int64_t>(themis::kMostDimensions)},
+          {"size", themis::kMostSize},
+          {"links", themis::kMostLinks},
+          {"ranks", themis::kMostRanks},
+          {"bandwidth", themis::kMostBandwidth},
+          {"latency", themis::kMostLatency},
+          {"bytes", themis::kMostBytes},
+          {"chunks", themis::kMostChunks},
+          {"in_flight", themis::kMostInFlight}};
+}
+
 }  // namespace
 
 void add_themis(py::module_& module) {
@@ -90,6 +103,11 @@ void add_themis(py::module_& module) {
       .def_readonly("makespan", &themis::Plan::makespan);
   module.def("themis_plan", plan_of_call, py::arg("network"), py::arg("op"), py::arg("nbytes"), py::arg("baseline"),
              "The plan of a call of a candidate \"themis(...)\" on this network; None for operations without plans.");
+  module.def("themis_limits", limits,
+             "The largest values that plans accept: bandwidth in bytes per second, latency in picoseconds.");
+  module.def(
+      "themis_chunk_counts", [] { return Numbers(themis::kChunkCounts.begin(), themis::kChunkCounts.end()); },
+      "The numbers of chunks that are worth a try.");
   py::type group = module.attr("Group");
   py::setattr(group, "_connect_themis", py::cpp_function(connect, py::is_method(group)));
 }
