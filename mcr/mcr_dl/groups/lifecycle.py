@@ -148,12 +148,14 @@ def _agree(current: state.State, tuning_table: str | os.PathLike[str] | None) ->
     themis = startup.over_dimensions(topology["document"], agreed) if automatic else []
     facts = {**choice.facts(libraries, tuning_table), "debug": _debug(), "topology": topology, "job": uuid.uuid4().hex}
     facts["variables"] = variables.problem()
+    facts["passes"] = chain.terms_of(current.passes)
     possible = [*agreed.backends, *startup.possible(agreed), *themis]  # in rules
     decide = dimensions.decider(choice.decider(tuning_table, possible), current.backends)
 
     def answered(values: list[dict[str, Any]]) -> dict[str, Any]:
         if problem := startup.problem_of([value["variables"] for value in values]):
             raise InvalidArgumentError(problem)
+        agreement.require_equal("passes", [value["passes"] for value in values])
         return {**decide(values), "job": values[0]["job"]}
 
     answer = agreement.agree(store, rank, size, "facts", facts, answered)
