@@ -20,7 +20,7 @@ SIZE = 3
 LATER = 2.0  # seconds after the time limit by which all other ranks have the error
 TOLD = {"kill": r"process \d+ on \S+ has ended", "raise": "(it has raised ValueError: bad batch|has ended)"}
 LOST = [(phase, "kill", 2 * (index % 2)) for index, phase in enumerate(PHASES)]
-LOST += [("captured", "raise", 2), ("measuring", "raise", 0), ("searching", "raise", 0), ("turn", "raise", 2)]
+LOST += [("captured", "raise", 2), ("measuring", "raise", 0), ("turn", "raise", 2)]
 LOST += [("check", "raise", 0)]
 # Phases of one job in which a rank is stopped: the time limit of a call is longer than one stop.
 STOPS = [
