@@ -143,6 +143,14 @@ def test_names_that_differ_between_ranks(nursery: Nursery) -> None:
         )
 
 
+@pytest.mark.parametrize(("name", "value"), [("MCR_DL_SCHEDULE", "syndicate"), ("MCR_DL_PASSES", "log")])
+def test_passes_that_differ_between_ranks(nursery: Nursery, name: str, value: str) -> None:
+    """All ranks raise at once, also where one has none."""
+    for rank in start(nursery, ["on_rank", "1", name, value, "gloo"], 2):
+        text = "RAISED InvalidArgumentError: passes: expected the same on all ranks, got [] on rank 0 and [['log'"
+        assert text in rank.text
+
+
 def condition(**other: Any) -> dict[str, Any]:
     """One rank's report on one backend."""
     return {"library": "", "problem": "", "absent": False, "asked": False, "domain": "", **other}

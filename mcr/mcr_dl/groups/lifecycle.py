@@ -147,6 +147,7 @@ def _agree(current: state.State, tuning_table: str | os.PathLike[str] | None) ->
     libraries = {name: status[name] for name in current.backends}
     facts = {**choice.facts(libraries, tuning_table), "debug": _debug(), "topology": dimensions.own()}
     facts |= {"job": uuid.uuid4().hex, "variables": variables.problem()}
+    facts["passes"] = chain.terms_of(current.passes)
 
     def themis(grid: _C.Topology | None) -> list[str]:
         return startup.over_dimensions(grid, agreed) if automatic else []
@@ -161,6 +162,7 @@ def _agree(current: state.State, tuning_table: str | os.PathLike[str] | None) ->
     def answered(values: list[dict[str, Any]]) -> dict[str, Any]:
         if problem := startup.problem_of([value["variables"] for value in values]):
             raise InvalidArgumentError(problem)
+        agreement.require_equal("passes", [value["passes"] for value in values])
         return {**decide(values), "job": values[0]["job"]}
 
     answer = agreement.agree(store, rank, size, "facts", facts, answered)
