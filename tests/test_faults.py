@@ -453,7 +453,7 @@ def test_interrupt(nursery: Nursery) -> None:
 @backends
 def test_ends_well(nursery: Nursery, backend: str) -> None:
     """abort() from another thread; DataLoader's workers, calls in a forked process; exits with pending operations."""
-    scenarios = ["aborted", "forked", "without_finalize", "finalize_outstanding"]
+    scenarios = ["aborted", "aborted_in_calls", "forked", "without_finalize", "finalize_outstanding"]
     started = {scenario: jobs.start(nursery, "troubles", [scenario, backend], 2) for scenario in scenarios}
     for ranks in started.values():
         jobs.end(nursery, ranks)

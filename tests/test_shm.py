@@ -45,6 +45,11 @@ def test_forms_that_differ(pools: Pools, world: int) -> None:
     pools.get("processes", world).run(shm.forms_that_differ, limit=60)
 
 
+def test_sizes_that_differ(pools: Pools) -> None:
+    """An exchange whose sizes do not fit is an error where they do not, and the ranks go on."""
+    pools.get("processes", 2).run(shm.sizes_that_differ, limit=60)
+
+
 def test_other_threads_run(pools: Pools) -> None:
     """A call that waits does not keep Python's lock, though a call that need not wait does."""
     pools.get("processes", 2).run(shm.other_threads_run, limit=60)

@@ -58,6 +58,7 @@ ON_RANKS: dict[str, tuple[Callable[..., None], int]] = {  # function, ranks
     "objects": (torch_backend.objects, 3),
     "sequence numbers": (torch_backend.sequence_numbers, 2),
     "hooks and times": (torch_backend.hooks_and_times, 2),
+    "a hook that waits": (torch_backend.a_hook_that_waits, 2),
     "errors": (torch_backend.errors_of_calls, 2),
     "timeouts": (torch_backend.timeouts, 2),
     "use": (torch_backend.use, 2),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -16,6 +17,13 @@ namespace mcr {
 struct Coding;
 
 inline constexpr int kAnyRank = -1;
+
+/// Points in time are 64 bits of nanoseconds: a longer timeout would wrap.
+inline constexpr std::chrono::milliseconds kLongestTimeout = std::chrono::hours(100 * 365 * 24);
+
+inline std::chrono::milliseconds bounded(std::chrono::milliseconds timeout) {
+  return std::min(timeout, kLongestTimeout);
+}
 
 struct Buffer {
   void* data = nullptr;

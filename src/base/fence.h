@@ -5,7 +5,7 @@
 
 namespace mcr {
 
-/// Marks the point at which an operation is complete. This form is a host flag; a device event is the other. Any thread
+/// Marks the point at which an operation is complete. For operations of a device, see StreamPoint. Any thread
 /// may test it; exactly one signals it, once.
 class Fence {
  public:

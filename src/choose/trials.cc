@@ -112,22 +112,28 @@ void Trials::remember(const Call& kind, std::size_t candidate, int64_t cost) {
   bucket.remembered = true;
 }
 
+int64_t Trials::calls_before_report(const Bucket& bucket) {
+  const auto tries = kRounds[bucket.round].tries * static_cast<int64_t>(bucket.tried.size());
+  return tries + calls_to_report(bucket.call);
+}
+
+bool Trials::at_agreement(const Bucket& bucket) {
+  return !bucket.decided && bucket.calls == calls_before_report(bucket) + calls_to_agree(bucket.call.size_hint);
+}
+
 // A function of the number of the call in its bucket, and of agreed times: so all ranks get the same candidate.
 std::optional<Trials::Turn> Trials::next(const Call& call, int64_t bytes, const std::function<Options()>& options) {
   const std::lock_guard lock(mutex_);
   const auto number = bucket_of(call, bytes, options);
   auto& bucket = *buckets_[number];
   if (!bucket.decided) {
-    const auto width = static_cast<int64_t>(bucket.tried.size());
-    const auto tries = kRounds[bucket.round].tries * width;
-    const auto report = tries + calls_to_report(bucket.call);
-    if (bucket.calls == report) {
+    if (bucket.calls == calls_before_report(bucket)) {
       auto& reports = queue();
       const std::lock_guard other(reports.mutex);
       reports.reports.emplace_back(shared_from_this(), number);
       reports.changed.notify_all();
     }
-    if (bucket.calls == report + calls_to_agree(bucket.call.size_hint)) {
+    if (at_agreement(bucket)) {
       if (!bucket.agreed) return std::nullopt;
       conclude(bucket);
     }
@@ -149,7 +155,9 @@ void Trials::await(const Call& call, int64_t bytes, const std::function<void()>&
   auto* const bucket = find(call, bytes);
   if (bucket == nullptr) return;
   if (!bucket->awaited) bucket->awaited = Trial::Clock::now();
-  while (!agreed_.wait_for(lock, kSlice, [&] { return bucket->agreed || !bucket->failure.empty(); })) {
+  // Another waiting thread may have taken what the ranks have agreed on.
+  const auto over = [&] { return bucket->agreed || !bucket->failure.empty() || !at_agreement(*bucket); };
+  while (!agreed_.wait_for(lock, kSlice, over)) {
     lock.unlock();
     check();
     lock.lock();

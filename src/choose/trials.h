@@ -163,6 +163,9 @@ class Trials : public std::enable_shared_from_this<Trials> {
     std::optional<Trial::Clock::time_point> awaited;  // since when
   };
 
+  static int64_t calls_before_report(const Bucket& bucket);
+  // The bucket's next call needs the ranks' agreement.
+  static bool at_agreement(const Bucket& bucket);
   static bool rooted(const Bucket& bucket) { return row(bucket.call.op).is(kRooted); }
   Bucket* find(const Call& call, int64_t bytes) const;
   std::size_t bucket_of(const Call& call, int64_t bytes, const std::function<Options()>& options);

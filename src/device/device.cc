@@ -20,7 +20,6 @@ class HostEvent final : public Event {
   void record(const Stream&) override {}
   void join(const Stream&) override {}
   bool ready() override { return true; }
-  void synchronize() override {}
   double since(Event&) override { return 0; }
 };
 

@@ -30,8 +30,6 @@ class Event {
   virtual void join(const Stream& stream) = 0;
   /// Whether the stream has passed the event. Never waits.
   virtual bool ready() = 0;
-  /// Makes the host wait for the event.
-  virtual void synchronize() = 0;
   /// Milliseconds since an earlier event of this device; both must be made with timing, recorded and passed.
   virtual double since(Event& earlier) = 0;
 };

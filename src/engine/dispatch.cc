@@ -54,21 +54,25 @@ const std::string* matched_by(const Passage& passage) {
   return slot != nullptr && slot->striped == nullptr ? &slot->backend.name : candidate(passage);
 }
 
+constexpr std::string_view kDestroyed = "the group has been destroyed";
+
 int64_t enter(Passage& passage, std::shared_ptr<const Chain>* chain = nullptr) {
   const bool message = row(passage.call.op).is(kPeer);
   const auto* name = message ? matched_by(passage) : candidate(passage);
-  return passage.group.position().enter(passage.call, name, passage.trail.bytes, chain);
+  const auto number = passage.group.position().enter(passage.call, name, passage.trail.bytes, chain);
+  if (number == Position::kClosed) throw refusal(passage, ErrorCode::NotInitialized, std::string(kDestroyed));
+  return number;
 }
 
 // Prepares every call, before any pass sees it. False: there is nothing to do. A call that goes through passes has no
-// number yet.
+// number yet; another one is inside its group.
 bool admit(Passage& passage) {
   auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage;
   try {
     Stop::check();
     if (const auto* lost = group.position().lost()) [[unlikely]]
       throw Error(ErrorCode::PeerLost, *lost);
-    if (group.closed()) throw Error(ErrorCode::NotInitialized, "the group has been destroyed");
+    if (group.closed()) throw Error(ErrorCode::NotInitialized, std::string(kDestroyed));
     flatten(call, plan);
     validate(call, plan, group.rank(), group.size());
   } catch (const Error& error) {
@@ -82,8 +86,8 @@ bool admit(Passage& passage) {
   return true;
 }
 
-// Numbers a call that goes through passes, and returns its chain; an empty one if another thread has removed the passes
-// meanwhile.
+// Numbers a call that goes through passes, which is inside its group then, and returns its chain; an empty one if
+// another thread has removed the passes meanwhile.
 std::shared_ptr<const Chain> enter_with_passes(Passage& passage) {
   std::shared_ptr<const Chain> chain;
   passage.trail.seq = enter(passage, &chain);
@@ -99,16 +103,14 @@ Activity::What activity_of(const Passage& passage) {
           .op = passage.call.op};
 }
 
-// Runs an admitted call. If it is refused, perhaps only on this rank, nothing was sent, and its number is returned.
+// Runs an admitted call. If it fails before anything was sent, perhaps only on this rank, it returns its number.
 template <class Body>
 auto counted(Passage& passage, const Body& body) {
   try {
     return body();
-  } catch (const Error& error) {
-    const auto code = error.code();
-    const bool refused =
-        code == ErrorCode::InvalidArgument || code == ErrorCode::InvalidType || code == ErrorCode::Unsupported;
-    if (refused && !row(passage.call.op).is(kPeer)) passage.group.position().withdraw(passage.trail.seq);
+  } catch (...) {
+    passage.plan.sent = passage.trail.sent;
+    if (!passage.trail.sent && !row(passage.call.op).is(kPeer)) passage.group.position().withdraw(passage.trail.seq);
     throw;
   }
 }
@@ -127,6 +129,7 @@ std::shared_ptr<Work> make_work(Passage& passage, std::vector<std::unique_ptr<Re
 }
 
 std::shared_ptr<Work> nothing_to_do(Passage& passage) {
+  const auto inside = stay_in(passage.group, passage);
   auto work = make_work(passage, {});
   work->begin();
   return work;
@@ -238,9 +241,22 @@ class Issue {
       if (auto* chosen = group.choose(call, bytes, timing_)) [[likely]]
         return *chosen;
       release(lock_);
-      group.selector().await_trials(call,
-                                    [&group, interrupt] { check_wait(group.position().lost(), interrupt, peer_lost); });
+      await_trials();
     }
+  }
+
+  void await_trials() {
+    auto& group = passage_.group;
+    const auto limit = passage_.call.timeout;
+    const Activity activity(activity_of(passage_));
+    const auto begin = std::chrono::steady_clock::now();
+    group.selector().await_trials(passage_.call, [&] {
+      check_wait(group.position().lost(), passage_.interrupt, peer_lost);
+      if (group.closed()) throw Error(ErrorCode::NotInitialized, std::string(kDestroyed));
+      if (std::chrono::steady_clock::now() - begin < limit) return;
+      throw Error(ErrorCode::Timeout, "timed out: the ranks have not agreed on a candidate within the timeout of " +
+                                          std::to_string(limit.count()) + " ms");
+    });
   }
 
   void prepare() {
@@ -291,6 +307,7 @@ class Issue {
     auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage_;
     auto& communicator = *slot->communicator;
     decision_.reduction.prepare(call, plan, group.rank());
+    mark_sent(trail);
     if (decision_.form == Form::Emulated) {
       const auto schedule = Schedule::make();
       emulate(call, group.rank(), group.size(), *schedule);
@@ -373,13 +390,24 @@ std::shared_ptr<Work> hold(Passage& passage, std::unique_ptr<Request> request) {
 
 std::shared_ptr<Work> hold(Passage& passage, std::vector<std::unique_ptr<Request>> requests,
                            std::shared_ptr<StreamPoint> point) {
+  passage.trail.sent = true;
   unflatten(passage.call, passage.plan);
   auto work = make_work(passage, std::move(requests), std::move(point));
   watch(work);
   return work;
 }
 
+Group::Inside stay_in(Group& group, const Passage& passage) {
+  try {
+    return Group::Inside(group);
+  } catch (const Error& error) {
+    throw refusal(passage, error);
+  }
+}
+
+// Not always within the caller's run() or start().
 Outcome Next::operator()(Passage& passage) const {
+  const auto inside = stay_in(passage.group, passage);
   if (from_ < chain_->size()) return (*chain_)[from_]->handle(passage, Next(chain_, from_ + 1));
   if (passage.asynchronous) return {Issue(passage, nullptr, false).start()};
   return {nullptr, Issue(passage, nullptr, false).run()};
@@ -391,21 +419,26 @@ int run(Group& group, Group::Slot* slot, Call& call, Plan& plan, Interrupt inter
   if (passage.trail.seq == 0) [[unlikely]] {
     release(lock);
     const auto chain = enter_with_passes(passage);
+    const Group::Inside inside(group, std::adopt_lock);
     const Activity activity(activity_of(passage));
     return counted(passage, [&] { return Next(chain)(passage).source; });
   }
+  const Group::Inside inside(group, std::adopt_lock);
   const Activity activity(activity_of(passage));
   return counted(passage, [&] { return Issue(passage, lock).run(); });
 }
 
-std::shared_ptr<Work> start(Group& group, Group::Slot* slot, Call& call, Plan& plan, CallerLock* lock) {
-  Passage passage{group, slot, call, plan, true};
+std::shared_ptr<Work> start(Group& group, Group::Slot* slot, Call& call, Plan& plan, CallerLock* lock,
+                            Interrupt interrupt) {
+  Passage passage{group, slot, call, plan, true, interrupt};
   if (!admit(passage)) return nothing_to_do(passage);
   if (passage.trail.seq == 0) [[unlikely]] {
     release(lock);
     const auto chain = enter_with_passes(passage);
+    const Group::Inside inside(group, std::adopt_lock);
     return counted(passage, [&] { return Next(chain)(passage).work; });
   }
+  const Group::Inside inside(group, std::adopt_lock);
   return counted(passage, [&] { return Issue(passage, lock).start(); });
 }
 
@@ -413,6 +446,7 @@ std::shared_ptr<Work> start_around_passes(Group& group, Group::Slot* slot, Call&
   Passage passage{group, slot, call, plan, true};
   if (!admit(passage)) return nothing_to_do(passage);
   if (passage.trail.seq == 0) enter_with_passes(passage);
+  const Group::Inside inside(group, std::adopt_lock);
   return Issue(passage, nullptr, false).start();
 }
 

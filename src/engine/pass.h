@@ -24,7 +24,14 @@ struct Trail {
   bool timed = false;                  // an outer pass wants the device's times of the call
   std::shared_ptr<DeviceTimes> times;  // these times, once a device has the call
   int64_t sent_bytes = -1;             // what this rank passes to the backend, if it differs from the call's size
+  bool sent = false;                   // a backend may have got a part of the call, or a pass holds the call
+  Trail* whole = nullptr;              // of the call that this one is a part of, if that is still being made
 };
+
+/// Before a backend gets the call.
+inline void mark_sent(Trail& trail) {
+  for (auto* each = &trail; each != nullptr; each = each->whole) each->sent = true;
+}
 
 /// A call on its way through the chain. It is valid and each of its lists is one buffer; the plan holds the copies
 /// still to be made to the outputs.
@@ -58,8 +65,9 @@ class Next {
   std::size_t from_;
 };
 
-/// One pass of the chain. handle() is called on the caller's thread, concurrently from several threads, for every call
-/// that moves data or synchronizes ranks; calls without elements do not get here. It may change the passage and call
+/// One pass of the chain. handle() is called concurrently from several threads, for every call that moves data or
+/// synchronizes ranks; calls without elements do not get here. The thread is the caller's, or behind a pass that holds
+/// calls any thread that issues what is held, and then without the program's locks. It may change the passage and call
 /// `next`, call `next` later (holding the call: hold() makes its Work), or not call it. `next` consumes the call and
 /// the plan. Its decisions must depend only on values equal on all ranks, like everything else that shapes a call.
 class Pass {
@@ -81,6 +89,10 @@ std::shared_ptr<Work> hold(Passage& passage, std::unique_ptr<Request> request);
 /// Makes the Work from several requests, for an operation that ends at a point of a device's work.
 std::shared_ptr<Work> hold(Passage& passage, std::vector<std::unique_ptr<Request>> requests,
                            std::shared_ptr<StreamPoint> point);
+
+/// Keeps the communicators of a group that the call uses alive until the end of the scope. Throws refusal() if the
+/// group is closed.
+Group::Inside stay_in(Group& group, const Passage& passage);
 
 /// The call's name in texts: "mpi.all_reduce (group 'default', rank 0 of 2)".
 std::string described(const Passage& passage);

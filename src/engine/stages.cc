@@ -8,6 +8,16 @@
 
 namespace mcr {
 
+namespace {
+
+// Keeps its communicator, also while another thread closes the stage.
+Slot copy_of(Group& stage, const Passage& passage) {
+  const auto inside = stay_in(stage, passage);
+  return slot_of(stage, passage.slot->name);
+}
+
+}  // namespace
+
 Slot& slot_of(Group& group, std::string_view name) {
   auto* slot = group.find(name);
   if (slot == nullptr) throw Error(ErrorCode::NotInitialized, "the group has given up the backend");
@@ -21,7 +31,10 @@ std::shared_ptr<Work> start_on(Group& stage, Slot slot, Call call, std::shared_p
 }
 
 Stages::Stages(std::vector<std::shared_ptr<Group>> groups) : groups_(std::move(groups)) {
-  if (groups_.empty()) throw Error(ErrorCode::InvalidArgument, "stages: expected at least one group, got none");
+  if (groups_.empty() || groups_.size() > kMost) {
+    throw Error(ErrorCode::InvalidArgument,
+                "stages: expected 1 to " + std::to_string(kMost) + " groups, got " + std::to_string(groups_.size()));
+  }
 }
 
 bool Stages::serves(const Slot& slot) const {
@@ -30,7 +43,7 @@ bool Stages::serves(const Slot& slot) const {
 
 Start Stages::later(const Passage& passage, const std::shared_ptr<Schedule>& schedule) const {
   std::vector<Slot> slots;
-  for (const auto& stage : groups_) slots.push_back(slot_of(*stage, passage.slot->name));
+  for (const auto& stage : groups_) slots.push_back(copy_of(*stage, passage));
   // The schedule outlives the run that calls this.
   return [slots = std::move(slots), groups = groups_, memory = std::weak_ptr(schedule)](const Task& task,
                                                                                         Requests& requests) {
@@ -54,7 +67,7 @@ Requests Stages::submit(const Passage& passage, const std::shared_ptr<Schedule>&
 
 void Stages::start_now(const Passage& passage, const Call& call, std::shared_ptr<void> memory) {
   auto& stage = *groups_.front();
-  start_on(stage, slot_of(stage, passage.slot->name), call, std::move(memory));
+  start_on(stage, copy_of(stage, passage), call, std::move(memory));
 }
 
 // No other call may wait for a message that waits for its peer. Messages do not wait behind collectives, which other
@@ -73,11 +86,15 @@ std::shared_ptr<Executor> Stages::executor_of(const Passage& passage, LateFor la
 
 bool Stages::synchronize(std::chrono::nanoseconds limit) {
   const auto deadline = std::chrono::steady_clock::now() + limit;
-  const std::lock_guard lock(mutex_);
-  return std::all_of(executors_.begin(), executors_.end(), [&](const auto& entry) {
-    const auto& executor = entry.second.collectives;
-    return executor == nullptr || executor->synchronize(deadline - std::chrono::steady_clock::now());
-  });
+  std::vector<std::shared_ptr<Executor>> all;  // waited for without the lock, which calls take
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [backend, executors] : executors_) {
+      if (executors.collectives != nullptr) all.push_back(executors.collectives);
+    }
+  }
+  return std::ranges::all_of(
+      all, [&](const auto& executor) { return executor->synchronize(deadline - std::chrono::steady_clock::now()); });
 }
 
 std::map<std::string, ExecutorStatistics> Stages::statistics() {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -19,7 +20,9 @@ namespace mcr {
 /// goes to stage k modulo the number of stages. Thread-safe.
 class Stages {
  public:
-  /// Throws InvalidArgument if `groups` is empty.
+  /// An executor has a bit for each.
+  static constexpr std::size_t kMost = 64;
+  /// Throws InvalidArgument if `groups` is empty or has more than that.
   explicit Stages(std::vector<std::shared_ptr<Group>> groups);
 
   /// Whether the stages have the candidate's backend: the group may have removed it.
@@ -53,12 +56,12 @@ class Stages {
   std::map<std::string, Ordered> executors_;  // by backend; guarded by mutex_
 };
 
-/// The candidate with that name; throws NotInitialized if the group has removed it. A copy keeps its communicator,
-/// which the group may remove later.
+/// The candidate with that name; throws NotInitialized if the group has removed it or is closed. Inside the group a
+/// copy keeps its communicator, which the group may release later.
 Slot& slot_of(Group& group, std::string_view name);
 
-/// Starts a call on a group without passes that serves another one. `memory` is kept until the call is complete; its
-/// Work does not keep the group: a library's thread that releases the last reference must not destroy a group.
+/// Starts a call on a group without passes that serves another one. `memory` is kept until the call is complete; the
+/// Work keeps the communicator, but not the group.
 std::shared_ptr<Work> start_on(Group& stage, Slot slot, Call call, std::shared_ptr<void> memory);
 
 }  // namespace mcr

@@ -88,6 +88,7 @@ void enqueue(Passage& passage, Lane& lane) {
   auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage;
   const auto times = timing(passage, lane.stream());
   for (const auto& copy : plan.before) copy(lane.stream());
+  mark_sent(trail);
   slot->communicator->issue(call, lane);
   unflatten(call, plan);
   for (const auto& copy : plan.behind) copy(lane.stream());
@@ -193,6 +194,7 @@ class Batch::Member {
     point_->follow(lane_.stream(), before);
     if (auto times = timing(passage, lane_.stream())) times_.push_back(std::move(times));
     for (const auto& copy : plan.before) copy(lane_.stream());
+    mark_sent(passage.trail);
     communicator_->issue(passage.call, lane_);
     unflatten(passage.call, plan);
     behind_.insert(behind_.end(), plan.behind.begin(), plan.behind.end());

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <iterator>
 #include <utility>
 
 #include "base/candidate.h"
@@ -74,11 +75,16 @@ void Group::add(Registry::Entry& backend, const std::shared_ptr<Communicator>& c
   // Where the library keeps no launch order, the shared streams do, also within a graph.
   if (communicator->streams() && communicator->keeps_launch_order())
     communicator->set_first_stream(backend.streams.reserve(communicator->lanes()));
-  slots_.push_back({backend, communicator, backend.name, 0, communicator->streams(), cut});
+  std::list<Slot> added;
+  added.push_back({backend, communicator, backend.name, 0, communicator->streams(), cut});
   for (const auto variant : communicator->variants()) {
     const auto& name = Registry::instance().keep_name(variant_of(backend.name, variant));
-    const auto number = cut == nullptr ? static_cast<uint8_t>(slots_.back().variant + 1) : cut->variant_with(variant);
-    slots_.push_back({backend, communicator, name, number, communicator->streams(), cut});
+    const auto number = cut == nullptr ? static_cast<uint8_t>(added.back().variant + 1) : cut->variant_with(variant);
+    added.push_back({backend, communicator, name, number, communicator->streams(), cut});
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    slots_.splice(slots_.end(), added);
   }
   tune(selector_.tuning());
 }
@@ -103,30 +109,48 @@ std::unique_ptr<Communicator> Group::striped(const std::array<std::string, 2>& n
 
 void Group::disconnect(std::string_view name) {
   const auto known = canonical(name);
-  const auto removed = [&](const Slot& slot) { return slot.backend.name == known || slot.name == known; };
+  const auto is_removed = [&](const Slot& slot) { return slot.backend.name == known || slot.name == known; };
+  std::list<Slot> removed;  // destroyed outside the lock: a communicator's end may wait for other threads
   {
     const std::lock_guard lock(mutex_);
-    named_.remove_if(removed);  // before the others, which end the communicator, as that may wait for other threads
+    for (auto* slots : {&named_, &slots_}) {
+      for (auto slot = slots->begin(); slot != slots->end();) {
+        const auto next = std::next(slot);
+        if (is_removed(*slot)) removed.splice(removed.end(), *slots, slot);
+        slot = next;
+      }
+    }
   }
-  slots_.remove_if(removed);
+  removed.clear();
   tune(selector_.tuning());
 }
 
+Group::Inside::Inside(Group& group) : group_(group) {
+  if (!group.position_->stay()) throw Error(ErrorCode::NotInitialized, "the group has been destroyed");
+}
+
 void Group::close() {
-  closed_ = true;
-  position_->end();
+  position_->close();
   for (const auto& stage : stage_groups_) stage->close();
+  release();
+}
+
+// The slots stay: calls that close() ends still read their names.
+void Group::release() {
+  if (!position_->idle()) return;                       // the last call inside does it
   std::vector<std::shared_ptr<Communicator>> released;  // destroyed outside the lock
   const std::lock_guard lock(mutex_);
-  closed_slots_.splice(closed_slots_.end(), named_);
-  closed_slots_.splice(closed_slots_.end(), slots_);
-  for (auto& slot : closed_slots_) released.push_back(std::move(slot.communicator));
+  for (auto* slots : {&named_, &slots_}) {
+    for (auto& slot : *slots) released.push_back(std::move(slot.communicator));
+  }
 }
 
 std::vector<std::shared_ptr<Communicator>> Group::communicators() {
   const std::lock_guard lock(mutex_);
   std::vector<std::shared_ptr<Communicator>> found;
-  for (const auto& slot : slots_) found.push_back(slot.communicator);
+  for (const auto& slot : slots_) {
+    if (slot.communicator != nullptr) found.push_back(slot.communicator);
+  }
   return found;
 }
 
@@ -135,6 +159,8 @@ void Group::give_up() noexcept {
 }
 
 void Group::tune(Tuning tuning) {
+  if (!position_->stay()) return;  // a closed group makes no more choices
+  const Inside inside(*this, std::adopt_lock);
   for (const auto& cost : tuning.costs) compare(cost.candidate);
   for (const auto& rule : tuning.rules) compare(rule.candidate);
   selector_.reset(slots_, std::move(tuning));
@@ -146,10 +172,12 @@ void Group::compare(const std::string& name) {
   if (slot == nullptr || compared(slot->name) != nullptr) return;
   const auto last = std::ranges::find_if(slots_.rbegin(), slots_.rend(),
                                          [&](const Slot& other) { return &other.backend == &slot->backend; });
+  const std::lock_guard lock(mutex_);
   slots_.insert(last.base(), *slot);
 }
 
 Group::Slot* Group::find(std::string_view name) {
+  if (closed()) return nullptr;
   if (auto* slot = compared(name)) return slot;
   if (auto* slot = named(name)) return slot;
   const auto candidate = Candidate::read(name);  // calls that use the canonical spelling do not come here again
@@ -173,6 +201,7 @@ Group::Slot* Group::with_share(const Candidate& candidate) {
   if (whole == nullptr || whole->striped == nullptr) return nullptr;
   const auto& name = Registry::instance().keep_name(candidate.name());
   const std::lock_guard lock(mutex_);
+  if (whole->communicator == nullptr) return nullptr;   // another thread has closed the group
   if (auto* slot = slot_in(named_, name)) return slot;  // another thread was faster
   const auto variant = StripedCommunicator::variant_with(candidate.variant);
   return &named_.emplace_back(whole->backend, whole->communicator, name, variant, whole->streams, whole->striped);

@@ -34,6 +34,24 @@ class Group : public std::enable_shared_from_this<Group> {
   Group& operator=(const Group&) = delete;
   ~Group() { position_->set_chain(nullptr); }  // the position may outlive the group
 
+  /// While one exists, close() leaves the communicators alive: every thread that uses them without a copy is inside.
+  class Inside {
+   public:
+    /// Throws NotInitialized if the group is closed.
+    explicit Inside(Group& group);
+    /// Takes over what Position::enter() or stay() has begun.
+    Inside(Group& group, std::adopt_lock_t) noexcept : group_(group) {}
+    Inside(const Inside&) = delete;
+    Inside& operator=(const Inside&) = delete;
+    ~Inside() {
+      if (group_.position_->leave()) [[unlikely]]
+        group_.release();
+    }
+
+   private:
+    Group& group_;
+  };
+
   /// Makes the communicator of one more backend. Collective. Not concurrently with calls on this group. `foreign` and
   /// `store` as in GroupSpec.
   void connect(Registry::Entry& backend, uintptr_t foreign, Store* store = nullptr);
@@ -78,15 +96,16 @@ class Group : public std::enable_shared_from_this<Group> {
   /// point in the order of calls on all ranks.
   void set_any_form(bool any_form) noexcept { any_form_.store(any_form, std::memory_order_relaxed); }
   bool any_form() const noexcept { return any_form_.load(std::memory_order_relaxed); }
-  /// Releases the communicators: each is freed when its last running Work is complete. Later calls fail.
+  /// Releases the communicators: each is freed when no thread is inside and its last running Work is complete. Later
+  /// calls fail. From any thread.
   void close();
 
-  /// The candidate with that name, in any spelling, or null. A striped backend has one for every share. From any
-  /// thread.
+  /// The candidate with that name, in any spelling, or null; none once the group is closed. A striped backend has one
+  /// for every share. From any thread, but not concurrently with connect(), disconnect() and tune().
   Slot* find(std::string_view name);
   /// The candidates of `auto`.
   std::list<Slot>& slots() { return slots_; }
-  /// The communicators of all slots. Unlike the slots, they may be used while another thread closes the group.
+  /// The communicators that the group still has. From any thread, at any time.
   std::vector<std::shared_ptr<Communicator>> communicators();
   /// Ends waits that poll, and calls that the libraries can abort. From any thread.
   void give_up() noexcept;
@@ -97,7 +116,7 @@ class Group : public std::enable_shared_from_this<Group> {
   int rank() const { return spec_.rank; }
   /// The group rank of a global rank, -1 if it is not a member.
   int group_rank(int global_rank) const;
-  bool closed() const { return closed_.load(std::memory_order_relaxed); }
+  bool closed() const { return position_->closed(); }
   /// The backend that errors name if a call names none: the only one, or "auto".
   std::string_view any_backend() const {
     return only_backend() == nullptr ? std::string_view("auto") : *only_backend();
@@ -119,17 +138,16 @@ class Group : public std::enable_shared_from_this<Group> {
   Slot* named(std::string_view name);
   Slot* with_share(const Candidate& candidate);
   void compare(const std::string& name);
+  void release();
 
   GroupSpec spec_;
   bool identity_;  // group ranks are global ranks
-  std::atomic<bool> closed_{false};
   std::atomic<bool> any_form_{false};
   std::shared_ptr<const std::string> label_;
   std::shared_ptr<Position> position_;
-  std::list<Slot> slots_;
   std::mutex mutex_;
-  std::list<Slot> named_;         // guarded by mutex_: the other shares of striped backends that calls have named
-  std::list<Slot> closed_slots_;  // without communicators: calls that close() ends still read the names
+  std::list<Slot> slots_;  // changes under mutex_, which only communicators() needs. Closed slots have no communicator
+  std::list<Slot> named_;  // guarded by mutex_: the other shares of striped backends that calls have named
   Selector selector_;
   std::shared_ptr<Staging> staging_;
   std::shared_ptr<Stages> stages_;

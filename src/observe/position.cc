@@ -136,10 +136,13 @@ int64_t Position::enter(const Call& call, const std::string* backend, int64_t by
                         std::shared_ptr<const Chain>* chain) {
   const auto& op = row(call.op);
   const Lock lock(busy_);
+  if (closed()) [[unlikely]]
+    return kClosed;
   if (chain_ != nullptr) [[unlikely]] {
     if (chain == nullptr) return 0;
     *chain = chain_;
   }
+  ++entered_;
   if (op.is(kPeer)) {
     ++messages_;
     if (traffic_ != nullptr) [[unlikely]]
@@ -161,6 +164,25 @@ int64_t Position::enter(const Call& call, const std::string* backend, int64_t by
   entered.asynchronous = call.asynchronous;
   entered.history = history_ = history_after(history_, entered);
   return entered.seq;
+}
+
+bool Position::stay() {
+  const Lock lock(busy_);
+  if (closed()) return false;
+  ++entered_;
+  return true;
+}
+
+// Either leave() sees this or idle() sees that the call has left: both are sequentially consistent.
+void Position::close() {
+  end();
+  const Lock lock(busy_);
+  closed_.store(true);
+}
+
+bool Position::idle() const {
+  const Lock lock(busy_);
+  return entered_ == left_.load();
 }
 
 void Position::withdraw(int64_t seq) {

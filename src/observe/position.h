@@ -47,10 +47,24 @@ class Position {
   Position(const Position&) = delete;
   Position& operator=(const Position&) = delete;
 
-  /// Counts the call and returns its number. `backend` and `bytes` as in Entered. If the group has passes, `*chain` is
-  /// set to the chain for the call; with a null `chain` such a call is then not counted and gets the number 0.
+  /// Counts the call and returns its number; kClosed if the group is closed. `backend` and `bytes` as in Entered. If
+  /// the group has passes, `*chain` is set to the chain for the call; with a null `chain` such a call is then not
+  /// counted and gets the number 0. A counted call is inside until leave().
   int64_t enter(const Call& call, const std::string* backend, int64_t bytes,
                 std::shared_ptr<const Chain>* chain = nullptr);
+  static constexpr int64_t kClosed = -1;
+  /// Begins a use of the group's communicators that is no call and also ends with leave(). False: the group is closed.
+  bool stay();
+  /// True: the group is closed, and this may have been the last call inside, as idle() tells.
+  bool leave() noexcept {
+    left_.fetch_add(1);
+    return closed_.load();
+  }
+  /// No call can enter any more. Those inside go on.
+  void close();
+  bool closed() const noexcept { return closed_.load(std::memory_order_relaxed); }
+  /// No call is inside.
+  bool idle() const;
   /// Withdraws a collective that was refused on this rank before anything was sent: it is no longer counted, unless
   /// another has followed it. In detail mode it still counts, as the comparison may have seen it.
   void withdraw(int64_t seq);
@@ -112,9 +126,12 @@ class Position {
   const int rank_;
   mutable std::atomic<const std::string*> lost_{nullptr};
   std::atomic<bool> ended_{false};
+  std::atomic<bool> closed_{false};
+  std::atomic<int64_t> left_{0};  // calls and uses that have ended: they are counted without the lock
   mutable std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
   int64_t collectives_ = 0;  // guarded by busy_, like all members below
   int64_t messages_ = 0;
+  int64_t entered_ = 0;  // calls and uses that have begun
   uint64_t history_ = 0;
   std::shared_ptr<const Chain> chain_;
   std::vector<Entered> kept_;

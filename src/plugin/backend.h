@@ -53,12 +53,13 @@ class Communicator {
  public:
   virtual ~Communicator() = default;
   /// A function of op, vectored, dtype, reduction, device and counts that all ranks know, so that all ranks get equal
-  /// answers; the core caches them.
+  /// answers; the core caches them. For calls of less than 2^15 elements per buffer the answer must not depend on
+  /// counts: the first such call's is used for all of them.
   virtual bool supports(const Call& call) const = 0;
   /// Does the call on a blocking lane, else starts it and tracks its requests. The buffers stay until the requests are
   /// complete; the call and what it points to only until issue() returns. May throw after it has tracked requests: the
-  /// core keeps the buffers until these end. InvalidArgument, InvalidType and Unsupported mean that nothing was sent,
-  /// so that the call does not count; any other error counts as a call that has failed on this rank.
+  /// core keeps the buffers until these end. The call counts as one that has failed on this rank: the other ranks may
+  /// have made it.
   virtual void issue(const Call& call, Lane& lane) = 0;
   /// Other ways to do these calls (algorithms, settings), each a candidate in addition to the library's own choice:
   /// `mpi` with a variant "p2p" gives the candidate "mpi:p2p". Call::variant is 1 + the index in this list.

@@ -53,6 +53,7 @@ struct Plan {
   void* keeper = nullptr;                                 // valid as long as `names`
   std::shared_ptr<void> kept;                             // the caller's tensors
   void (*release)(void* kept) = nullptr;                  // releases tensors that only the running operation needs
+  bool sent = false;  // set when the call fails: whether a backend may have got a part of it
 
   std::span<const int64_t> keep_counts(std::vector<int64_t> values) { return counts.emplace_back(std::move(values)); }
   /// Displacements of contiguous blocks.

@@ -4,9 +4,11 @@
 #include <atomic>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "check.h"
+#include "codecs/codec.h"
 #include "engine/deferred.h"
 #include "engine/dispatch.h"
 #include "engine/pass.h"
@@ -60,6 +62,20 @@ class Swaps : public Pass {
 
  private:
   const Chain others_;
+};
+
+// Raises before or after it has passed the call on.
+class Raises : public Pass {
+ public:
+  explicit Raises(bool after) : after_(after) {}
+  std::string_view name() const override { return "raises"; }
+  Outcome handle(Passage& passage, const Next& next) override {
+    if (after_) next(passage);
+    throw Error(after_ ? ErrorCode::InvalidType : ErrorCode::Backend, "raised by a pass");
+  }
+
+ private:
+  const bool after_;
 };
 
 // Holds an asynchronous call until it is let go.
@@ -158,21 +174,41 @@ TEST(chains_change_while_threads_make_calls) {
   }
 }
 
-TEST(a_refused_call_gives_its_number_back) {
+TEST(a_call_that_fails_before_it_is_sent_returns_its_number) {
   One one;
   ranks::run(one.group(), barrier());
-  std::vector<float> in(4), out(4);
-  Call wrong;
-  wrong.op = Op::gather;
-  wrong.dtype = DType::Float;
-  wrong.in = ranks::buffer(in);
-  wrong.out = ranks::buffer(out);
-  for (const auto& chain : {Chain{}, Chain{std::make_shared<Notes>()}}) {
+  Coding coding;
+  coding.automatic = true;
+  Call wrong;  // needs a pass that the group does not have
+  wrong.coding = &coding;
+  for (const auto& [chain, code] : {std::pair{Chain{}, ErrorCode::InvalidArgument},
+                                    std::pair{Chain{std::make_shared<Notes>()}, ErrorCode::InvalidArgument},
+                                    std::pair{Chain{std::make_shared<Raises>(false)}, ErrorCode::Backend}}) {
     one.group().set_passes(chain);
     for (const bool async : {false, true}) {
       const auto got = ranks::failure(
           [&] { async ? void(ranks::start(one.group(), wrong)) : void(ranks::run(one.group(), wrong)); });
-      CHECK(got.code == ErrorCode::Unsupported && one.calls() == 1);
+      CHECK(got.code == code && one.calls() == 1);
+    }
+  }
+}
+
+TEST(a_call_that_a_backend_has_got_keeps_its_number) {
+  One one;
+  std::vector<float> in(4), out(4);
+  Call refused;
+  refused.op = Op::gather;
+  refused.dtype = DType::Float;
+  refused.in = ranks::buffer(in);
+  refused.out = ranks::buffer(out);
+  int64_t made = 0;
+  for (const auto& [chain, call] :
+       {std::pair{Chain{}, refused}, std::pair{Chain{std::make_shared<Raises>(true)}, barrier()}}) {
+    one.group().set_passes(chain);
+    for (const bool async : {false, true}) {
+      const auto got =
+          ranks::failure([&] { async ? void(ranks::start(one.group(), call)) : void(ranks::run(one.group(), call)); });
+      CHECK(!got.text.empty() && one.calls() == ++made);
     }
   }
 }

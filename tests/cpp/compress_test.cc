@@ -5,7 +5,10 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "base/scratch.h"
@@ -83,6 +86,17 @@ void compressed(int size, const std::function<void(Group&)>& body, const Compres
   });
 }
 
+// Writes down the priority and the key of the calls that it sees.
+class Notes : public Pass {
+ public:
+  std::string_view name() const override { return "notes"; }
+  Outcome handle(Passage& passage, const Next& next) override {
+    seen.emplace_back(passage.call.priority, passage.call.key);
+    return next(passage);
+  }
+  std::vector<std::pair<int32_t, const std::string*>> seen;
+};
+
 bool all_equal(const std::vector<float>& values, float expected) {
   for (const auto value : values) {
     if (value != expected) return false;
@@ -101,6 +115,27 @@ TEST(an_all_reduce_in_two_phases) {
           ranks::run(group, call_of(Op::all_reduce, values, codec));
           CHECK(all_equal(values, static_cast<float>(size * (size + 1) / 2)));
         }
+      });
+    }
+  }
+}
+
+TEST(later_passes_see_the_priority_and_the_key) {
+  const std::string key = "weight";
+  for (const auto* codec : {"bf16", "zeros"}) {
+    for (const auto op : {Op::all_reduce, Op::broadcast}) {
+      ranks::together(2, [&](Group& group, const std::shared_ptr<Group>& shadow) {
+        const auto notes = std::make_shared<Notes>();
+        const auto pass = std::make_shared<Compress>(stages(shadow), CompressDefaults{});
+        group.set_passes({pass, notes});
+        std::vector<float> values(8, 1);
+        auto call = call_of(op, values, codec);
+        call.priority = 3;
+        call.key = &key;
+        ranks::run(group, call);
+        CHECK(pass->synchronize(std::chrono::seconds(10)));
+        CHECK(notes->seen == decltype(notes->seen){{3, &key}});
+        group.set_passes({});
       });
     }
   }

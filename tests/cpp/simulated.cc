@@ -113,9 +113,6 @@ class SimulatedEvent final : public Event {
     const auto flag = this->flag();
     return flag == nullptr || flag->ready();
   }
-  void synchronize() override {
-    if (const auto flag = this->flag()) flag->wait();
-  }
   double since(Event& earlier) override {
     const auto from = static_cast<SimulatedEvent&>(earlier).flag();
     return std::chrono::duration<double, std::milli>(flag()->when - from->when).count();

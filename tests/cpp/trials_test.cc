@@ -311,6 +311,27 @@ TEST(a_call_waits_for_the_agreement) {
   CHECK(rank.call(call(), 1024).has_value());
 }
 
+TEST(two_calls_wait_for_one_agreement) {
+  for (int turn = 0; turn < 50; ++turn) {
+    Rank rank({3000, 1000});
+    while (rank.call(call(), 1024)) {
+    }
+    const auto report = taken().front();
+    const auto wait = [&] {
+      rank.trials().await(call(), 1024, [begin = Trial::Clock::now()] {
+        // Without an end it waits for the next round, which needs further calls.
+        if (Trial::Clock::now() - begin > 30s) throw Error(ErrorCode::Timeout, "waits for another agreement");
+      });
+      CHECK(rank.trials().next(call(), 1024, [] { return Trials::Options(); }).has_value());
+    };
+    std::thread first(wait), second(wait);
+    while (report.awaited() == 0ns) std::this_thread::yield();
+    report.agree(report.times());
+    first.join();
+    second.join();
+  }
+}
+
 TEST(a_wait_for_an_agreement_can_fail) {
   Rank rank({3000, 1000});
   while (rank.call(call(), 1024)) {

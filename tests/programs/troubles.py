@@ -176,6 +176,38 @@ def aborted(backend: str) -> None:
     say("DONE")
 
 
+def aborted_in_calls(backend: str) -> None:
+    """Another thread gives groups up, at last the default one, while this one makes many calls on them."""
+    dist.init_process_group(backend, timeout=LONG)
+
+    def make_calls(group: torch_dist.ProcessGroup | None, turn: int, begun: threading.Event, ended: list[str]) -> None:
+        x = torch.ones(2)
+        try:
+            while True:
+                # A blocking collective of MPI stays there.
+                work = dist.all_reduce(x, group=group, async_op=turn % 2 == 0 or backend == "mpi")
+                if work is not None:
+                    work.wait()
+                begun.set()
+        except (dist.McrError, RuntimeError) as error:
+            ended.append(type(error).__name__)
+
+    turns = 20
+    for turn in range(turns):
+        group = dist.new_group(timeout=LONG) if turn != turns - 1 else None
+        begun = threading.Event()
+        ended: list[str] = []
+        caller = threading.Thread(target=make_calls, args=(group, turn, begun, ended))
+        caller.start()
+        assert begun.wait(60)
+        (group or torch_dist.group.WORLD).abort()
+        caller.join()
+        assert ended, turn
+        if group is not None:
+            dist.barrier()
+    say("DONE")
+
+
 def no_thread_waits(backend: str) -> None:
     """An operation without a waiting thread fails at its timeout: its future gets the error."""
     dist.init_process_group(backend, timeout=LONG)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -108,6 +109,18 @@ def forms_that_differ() -> None:
         if work is not None:
             work.wait()
         assert (x == sum(range(size))).all()
+
+
+def sizes_that_differ() -> None:
+    """A call that fails after it was sent, on one rank alone, counts on all ranks."""
+    session.start("shm")
+    if mcr_dl.get_rank() == 0:
+        call = partial(mcr_dl.all_to_all_single, torch.empty(3), torch.ones(3), [1, 2], [1, 2])
+        expect(mcr_dl.InvalidArgumentError, call, "received 1 of the tensor of 2 elements")
+    else:
+        mcr_dl.all_to_all_single(torch.empty(3), torch.ones(2), [2, 1], [1, 1])
+    mcr_dl.set_passes(["log"])  # which all ranks make after the same collective
+    mcr_dl.set_passes([])
 
 
 def other_threads_run() -> None:

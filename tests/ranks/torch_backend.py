@@ -331,10 +331,33 @@ def hooks_and_times() -> None:
     dist.destroy_process_group(made)
 
 
+def a_hook_that_waits() -> None:
+    """A hook may wait for another operation, although no thread of the program waits for the first one."""
+    _pg()
+    made, other = dist.new_group(backend="mcr"), dist.new_group(backend="mcr")
+    sums: list[torch.Tensor] = []
+
+    def hook(_: Any) -> None:
+        tensor = _mine()
+        work = dist.all_reduce(tensor, group=other, async_op=True)
+        assert work is not None
+        work.get_future().wait()
+        sums.append(tensor)
+
+    made._register_on_completion_hook(hook)
+    large = torch.ones(1 << 20)  # not complete at once
+    work = dist.all_reduce(large, group=made, async_op=True)
+    assert work is not None
+    made._wait_for_pending_works()
+    assert torch.equal(sums[0], _sum())
+    dist.destroy_process_group(made)
+    dist.destroy_process_group(other)
+
+
 def errors_of_calls() -> None:
     """Wrong calls raise mcr_dl's error, nothing is sent, and the group stays usable."""
     group = _pg()
-    size = dist.get_world_size()
+    size, backend = dist.get_world_size(), group._get_backend(torch.device("cpu"))
     wrong: list[tuple[type[Exception], Any, tuple[str, ...]]] = [
         (InvalidArgumentError, lambda: dist.all_gather_single(torch.empty(3), torch.empty(2)), ("all_gather", "got 3")),
         (InvalidArgumentError, lambda: dist.all_reduce(torch.ones(6)[::2]), ("contiguous", "all_reduce")),
@@ -349,10 +372,12 @@ def errors_of_calls() -> None:
         (InvalidArgumentError, lambda: group.broadcast(_mine(), size), ("root", f"got {size}")),
     ]
     for error, call, words in wrong:
+        before = backend._get_sequence_number_for_group()
         expect(error, call, *words)
         tensor = _mine()
         dist.all_reduce(tensor)
         assert torch.equal(tensor, _sum())
+        assert backend._get_sequence_number_for_group() == before + 1
 
 
 def timeouts() -> None:
@@ -367,12 +392,13 @@ def timeouts() -> None:
         start = time.monotonic()
         expect(CollectiveTimeoutError, work.wait, "1000 ms")
         expect(CollectiveTimeoutError, lambda: work.wait(timedelta(milliseconds=20)), "20 ms")
+        expect(InvalidArgumentError, lambda: made.set_timeout(timedelta(0)), "timeout", "positive", "got 0 ms")
         assert time.monotonic() - start >= 1.0
     dist.barrier()
     if dist.get_rank() == 1:
         dist.send(torch.ones(1), 0, group=made)
     else:
-        work.wait()
+        work.wait(timedelta(days=150_000))  # longer than a clock of nanoseconds counts
         assert buffer.item() == 1
     dist.destroy_process_group(made)
 

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch.distributed as torch_dist
@@ -62,8 +63,17 @@ class _Agreements:
         while not self._ending:
             report = _C.next_trials(self._pause())
             if report is not None:
-                self._begin(report)
-            self._open = [each for each in self._open if not self._over(each)]
+                self._step(report, partial(self._begin, report))
+            self._open = [each for each in self._open if not self._step(each.report, partial(self._over, each))]
+
+    def _step(self, report: _C.TrialReport, step: Callable[[], bool | None]) -> bool:
+        """Take a step of the report; whether it was the last one. After any error the thread goes on: calls need it."""
+        try:
+            return bool(step())
+        except Exception as error:
+            _log.warning("trials (group %r): %r", report.group, error)
+            report.fail(_lost(report, repr(error)))
+            return True
 
     def _pause(self) -> float:
         if not self._open:

@@ -17,7 +17,7 @@ namespace mcr::python {
 
 namespace {
 
-constexpr double kForever = 100.0 * 365 * 24 * 3600;  // in seconds; points in time are 64 bits of nanoseconds
+constexpr double kForever = std::chrono::duration<double>(kLongestTimeout).count();  // in seconds
 
 [[noreturn]] void wrong(ErrorCode code, const std::string& parameter, const std::string& expected,
                         const std::string& got) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "base/immortal.h"
 #include "bindings/python/arguments.h"
 #include "bindings/python/devices.h"
 #include "bindings/python/errors.h"
@@ -26,8 +27,15 @@ namespace mcr::python {
 
 namespace {
 
+// The default group, and how many calls use it by its address. Guarded by the GIL.
+struct World {
+  std::shared_ptr<Group> group;
+  std::vector<std::shared_ptr<Group>> former;  // which another thread has replaced during these calls
+  int64_t calls = 0;
+};
+
 // Never destroyed: during process exit a thread that is stuck in a library may still use it.
-std::shared_ptr<Group>& default_group = *std::make_unique<std::shared_ptr<Group>>().release();
+World& default_world = immortal<World>();
 [[gnu::tls_model("initial-exec")]] constinit thread_local PyObject* coalescing = nullptr;
 constinit thread_local const Group* coalescing_group = nullptr;
 thread_local std::unique_ptr<Batch> batch;
@@ -37,6 +45,14 @@ class Binder {
  public:
   Binder(const Signature& signature, PyObject** slots) : signature_(signature), slots_(slots) {
     plan_.names = &signature.names;
+  }
+  Binder(const Binder&) = delete;
+  Binder& operator=(const Binder&) = delete;
+  ~Binder() {
+    if (!in_world_ || --default_world.calls != 0 || default_world.former.empty()) [[likely]]
+      return;
+    const auto unused = std::move(default_world.former);  // destroyed last: that may release the GIL
+    default_world.former.clear();
   }
 
   /// False: this process is not a member of the group.
@@ -82,11 +98,13 @@ class Binder {
   bool find_group() {
     PyObject* object = slot(signature_.group);
     if (object == nullptr || object == Py_None) {
-      if (!default_group) {
+      if (!default_world.group) {
         throw Error(ErrorCode::NotInitialized,
                     signature_.name + ": the default group has not been initialized; call init_process_group() first");
       }
-      group_ = default_group.get();
+      group_ = default_world.group.get();
+      in_world_ = true;
+      ++default_world.calls;
       return true;
     }
     if (is_no_member(object)) return false;
@@ -290,7 +308,7 @@ class Binder {
     plan_.keep = nullptr;
     UnlockedLater lock;
     if (has_lists()) lock.release();
-    auto work = start(*group_, chosen_, call_, plan_, &lock);
+    auto work = start(*group_, chosen_, call_, plan_, &lock, check_signals);
     if (tensors_.stream()) work->set_foreign();
     return work;
   }
@@ -324,6 +342,7 @@ class Binder {
   PyObject** slots_;
   Group* group_ = nullptr;
   Group::Slot* chosen_ = nullptr;
+  bool in_world_ = false;  // the default group is kept for this call
   bool asynchronous_ = false;
   bool is_root_ = false;
   Tensors tensors_;
@@ -413,9 +432,12 @@ PyType_Spec type_spec = {"mcr_dl._C.Operation", sizeof(Operation), 0,
 
 }  // namespace
 
-void set_world(std::shared_ptr<Group> group) { default_group = std::move(group); }
+void set_world(std::shared_ptr<Group> group) {
+  default_world.group.swap(group);
+  if (group != nullptr && default_world.calls != 0) default_world.former.push_back(std::move(group));
+}
 
-const std::shared_ptr<Group>& world() { return default_group; }
+const std::shared_ptr<Group>& world() { return default_world.group; }
 
 void set_coalescing(PyObject* list, const Group* group) {
   coalescing = list;
@@ -443,7 +465,7 @@ void KeptTensors::release() {
   }
   // Without the lock, as freeing may run the allocator's code.
   const WhilePythonLives lives;
-  if (!lives) std::make_unique<TensorList>(std::move(given_up)).release();  // kept forever
+  if (!lives) static_cast<void>(immortal<TensorList>(std::move(given_up)));
   given_up.clear();
 }
 

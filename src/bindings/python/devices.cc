@@ -55,9 +55,6 @@ class TorchEvent final : public Event {
   bool ready() override {
     return guarded([&] { return event_.query(); });
   }
-  void synchronize() override {
-    guarded([&] { event_.synchronize(); });
-  }
   double since(Event& earlier) override {
     return guarded([&] { return static_cast<TorchEvent&>(earlier).event_.elapsedTime(event_); });
   }

@@ -11,6 +11,7 @@
 
 #include "bindings/python/gil.h"
 #include "bindings/python/names.h"
+#include "bindings/python/none.h"
 #include "bindings/python/objects.h"
 #include "observe/recorder.h"
 #include "passes/log.h"
@@ -20,8 +21,6 @@ namespace py = pybind11;
 namespace mcr::python {
 
 namespace {
-
-py::object text_or_none(const std::string* text) { return text == nullptr ? py::object(py::none()) : py::str(*text); }
 
 py::object time_or_none(int64_t time) { return time == 0 ? py::object(py::none()) : py::int_(time); }
 

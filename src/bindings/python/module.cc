@@ -110,6 +110,7 @@ void stage(Group& group, int64_t chunk) { group.set_staging(std::make_shared<Sta
 
 // "cuda" or "cpu" for a backend that enqueues on a device's streams, None for a host backend.
 std::optional<std::string> streams_of(Group& group, const std::string& backend) {
+  const Group::Inside inside(group);
   auto* slot = group.find(backend);
   if (slot == nullptr) throw py::key_error(backend);
   const auto type = slot->communicator->streams();
@@ -139,6 +140,7 @@ std::string support(Group& group, const std::string& backend, const std::string&
   call.dtype = named<DType>(kDTypes, dtype);
   call.red = named<RedOp>(kReductions, red);
   call.vectored = vectored;
+  const Group::Inside inside(group);
   auto* slot = group.find(backend);
   if (slot == nullptr) throw py::key_error(backend);
   return std::string(Decision::of(*slot->communicator, call).text());
@@ -181,7 +183,7 @@ void add_group(py::module_& module) {
           "ranks", [](const Group& group) { return group.spec().ranks; }, "Global ranks in group order.")
       .def_property_readonly("backends", backends_of, "Names of the group's backends, in order of preference.")
       .def_property_readonly("candidates", candidates_of,
-                             "What `auto` chooses from: the backends and their variants, such as mpi:p2p.")
+                             "The candidates of `auto`: the backends and their variants, such as mpi:p2p.")
       .def_property_readonly("timeout", [](const Group& group) { return group.spec().timeout; })
       .def("_group_rank", &Group::group_rank)
       .def_property_readonly("_any_form", &Group::any_form)

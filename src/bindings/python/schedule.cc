@@ -138,7 +138,7 @@ void add_schedule(py::module_& module) {
            "ns, ended 0: not yet.")
       .def("statistics", statistics_of)
       .def("digests", digests_of,
-           "What was issued up to the end of each of the last rounds, while the order was kept.");
+           "Digests of the operations issued up to the end of each of the last rounds, while the order was kept.");
   py::class_<Scheduler, Pass, std::shared_ptr<Scheduler>>(module, "SchedulePass")
       .def(py::init([](std::shared_ptr<PlanControl> control, const Group& group,
                        std::vector<std::shared_ptr<Group>> lanes, bool all_ranks) {

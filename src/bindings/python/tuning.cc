@@ -85,6 +85,7 @@ py::dict explain(Group& group, const std::string& operation, int64_t nbytes, con
   call.device.type = device_of(device);
   call.asynchronous = asynchronous;
   call.size_hint = nbytes;
+  const Group::Inside inside(group);
   const auto explanation = group.selector().explain(call);
   py::dict candidates;
   bool measured = false;
@@ -166,7 +167,7 @@ void add_tuning(py::module_& module) {
         return names;
       },
       "Names of the operations as tuning tables and benchmarks have them: the ops, and their vectored forms with a v.");
-  py::class_<Candidate>(module, "Candidate", "What the name of a candidate says, in any spelling.")
+  py::class_<Candidate>(module, "Candidate", "The parts of a candidate's name, in any spelling.")
       .def(py::init([](const py::str& text) { return Candidate::parse(utf8_of(text.ptr(), "")); }), py::arg("text"))
       .def_property_readonly("name", &Candidate::name, "The one spelling, without the codec: stripe(gloo,mpi,67).")
       .def_readonly("backend", &Candidate::backend, "Without the variant too: mpi, stripe(gloo,mpi).")

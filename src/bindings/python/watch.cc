@@ -21,6 +21,7 @@
 #include "base/immortal.h"
 #include "bindings/python/arguments.h"
 #include "bindings/python/errors.h"
+#include "bindings/python/none.h"
 #include "bindings/python/unlocked.h"
 #include "bindings/python/work.h"
 #include "group/group.h"
@@ -39,8 +40,6 @@ namespace {
 using std::chrono::steady_clock;
 
 double seconds(std::chrono::nanoseconds time) { return std::chrono::duration<double>(time).count(); }
-
-py::object text_or_none(const std::string* text) { return text == nullptr ? py::object(py::none()) : py::str(*text); }
 
 py::object bytes_or_none(int64_t bytes) { return bytes < 0 ? py::object(py::none()) : py::int_(bytes); }
 

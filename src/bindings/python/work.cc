@@ -76,7 +76,7 @@ std::optional<milliseconds> limit_of(PyObject* const* args, Py_ssize_t count, Py
     PyErr_SetString(PyExc_TypeError, text.c_str());
     throw ErrorAlreadySet{};
   }
-  const auto limit = py::detail::cast_op<milliseconds>(timeout);
+  const auto limit = bounded(py::detail::cast_op<milliseconds>(timeout));
   return limit.count() > 0 ? std::optional(limit) : std::nullopt;
 }
 

@@ -65,6 +65,12 @@ TorchBackend::TorchBackend(std::shared_ptr<Group> group, c10::intrusive_ptr<Opti
 }
 
 void TorchBackend::setTimeout(milliseconds timeout) {
+  if (timeout.count() <= 0) {
+    throw Error(ErrorCode::InvalidArgument, "mcr: set_timeout (" + *group_->label() +
+                                                "): timeout: expected a positive one, got " +
+                                                std::to_string(timeout.count()) + " ms");
+  }
+  timeout = bounded(timeout);
   group_->set_timeout(timeout);
   options_->timeout = timeout;
 }
@@ -94,15 +100,31 @@ TorchBackend::TorchWorkPtr TorchBackend::wrap(TorchWork::Parts parts, OpType typ
       std::move(hook_runs));
 }
 
+// Runs the action with the number of the call. As in the group, a call that fails before anything was sent returns its
+// number, unless another has followed.
+template <class Action>
+auto TorchBackend::numbered(OpType type, const TorchCall& call, const Action& action) {
+  const bool counts = !c10d::isP2POp(type);
+  uint64_t sequence = counts ? ++sequence_ : sequence_.load();
+  try {
+    return for_torch([&] { return action(sequence); });
+  } catch (...) {
+    if (counts && !call.sent()) sequence_.compare_exchange_strong(sequence, sequence - 1);
+    throw;
+  }
+}
+
 TorchBackend::TorchWorkPtr TorchBackend::issue(TorchCall& call, OpType type, bool asynchronous) {
-  const uint64_t sequence = c10d::isP2POp(type) ? sequence_.load() : ++sequence_;
   if (!asynchronous && !coalesced_) {
-    auto hook = this->hook(type, sequence);
-    for_torch([&] { call.run(); });
+    auto hook = numbered(type, call, [&](uint64_t sequence) {
+      auto made = this->hook(type, sequence);
+      call.run();
+      return made;
+    });
     if (hook != nullptr) run_hook(std::move(hook), call);
     return nullptr;
   }
-  auto work = for_torch([&] { return call.start(); });
+  auto [work, sequence] = numbered(type, call, [&](uint64_t number) { return std::pair(call.start(), number); });
   if (coalesced_) coalesced_->push_back(work);
   TorchWork::Parts parts;
   parts.push_back(std::move(work));
@@ -112,11 +134,16 @@ TorchBackend::TorchWorkPtr TorchBackend::issue(TorchCall& call, OpType type, boo
 
 TorchBackend::TorchWorkPtr TorchBackend::issue_all(std::vector<std::unique_ptr<TorchCall>> calls, OpType type,
                                                    bool asynchronous) {
-  const uint64_t sequence = ++sequence_;
+  uint64_t sequence = ++sequence_;
   TorchWork::Parts parts;
-  for_torch([&] {
-    for (const auto& call : calls) parts.push_back(call->start());
-  });
+  try {
+    for_torch([&] {
+      for (const auto& call : calls) parts.push_back(call->start());
+    });
+  } catch (...) {
+    if (parts.empty() && !calls.front()->sent()) sequence_.compare_exchange_strong(sequence, sequence - 1);
+    throw;
+  }
   if (coalesced_) coalesced_->append(parts.begin(), parts.end());
   auto work = wrap(std::move(parts), type, sequence);
   if (asynchronous) return work;
@@ -439,60 +466,11 @@ void TorchBackend::shutdown() {
 void TorchBackend::abort() {
   const Locked locked;
   if (group_->closed()) return;
-  group_->give_up();
-  runtime("on_abort")(py::cast(group_));
-}
-
-// ---- Python
-
-namespace {
-
-using Options = TorchBackend::Options;
-
-std::string represent(const Options& options) {
-  std::string names;
-  for (const auto& name : options.backends) names += (names.empty() ? "" : ", ") + name;
-  const std::string uniform = options.uniform ? (*options.uniform ? " uniform=True" : " uniform=False") : "";
-  return "<mcr_dl.Options backends=[" + names + "]" + uniform + ">";
-}
-
-}  // namespace
-
-void add_torch_backend(py::module_& module) {
-  TorchError::register_translator();
-  py::class_<Options, c10d::Backend::Options, c10::intrusive_ptr<Options>>(
-      module, "Options",
-      "A group's backends and the form of its calls: `pg_options=` of functions that make groups and meshes.")
-      .def(py::init([](std::vector<std::string> backends, std::optional<bool> uniform) {
-             return c10::make_intrusive<Options>(std::move(backends), uniform);
-           }),
-           py::arg("backends") = std::vector<std::string>(), py::arg("uniform") = py::none())
-      .def_readonly("backends", &Options::backends,
-                    "Names of the group's backends, in order of preference; empty: those of the default group.")
-      .def_readonly(
-          "uniform", &Options::uniform,
-          "False: a call may be blocking on some ranks and asynchronous on others; None: as MCR_DL_UNIFORM says, "
-          "or as the parent group does.")
-      .def("__deepcopy__",
-           [](const Options& options, const py::dict&) { return c10::make_intrusive<Options>(options); })
-      .def("__repr__", represent);
-  module.def(
-      "drain_futures", [](std::chrono::milliseconds limit) { return Completions::instance().drain(limit); },
-      py::call_guard<py::gil_scoped_release>(), py::arg("limit"),
-      "Waits until the callbacks of completed operations have run. False if some are still running then.");
-  py::class_<TorchBackend, c10d::Backend, c10::intrusive_ptr<TorchBackend>>(
-      module, "TorchBackend", "A group as a backend of torch.distributed.")
-      .def(py::init([](std::shared_ptr<Group> group, std::vector<std::string> backends) {
-             return c10::make_intrusive<TorchBackend>(std::move(group),
-                                                      c10::make_intrusive<Options>(std::move(backends)));
-           }),
-           py::arg("group"), py::arg("backends"))
-      .def_property_readonly("group", &TorchBackend::group)
-      // torch binds these for each of its own backends.
-      .def("get_error", &TorchBackend::getError)
-      .def("_set_default_timeout", &TorchBackend::setTimeout, py::arg("timeout"))
-      // torch calls this on ranks that are left out of a new group, for NCCL's sake.
-      .def("perform_nocolor_split", [](TorchBackend&, const py::object&) {});
+  {
+    const Unlocked guard;  // a library's thread may need the GIL before it lets go
+    group_->give_up();
+  }
+  if (!group_->closed()) runtime("on_abort")(py::cast(group_));  // else another thread has done it
 }
 
 }  // namespace mcr::python

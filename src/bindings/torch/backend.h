@@ -104,6 +104,8 @@ class TorchBackend final : public c10d::Backend {
 
  private:
   class InBlock;
+  template <class Action>
+  auto numbered(c10d::OpType type, const TorchCall& call, const Action& action);
   TorchWorkPtr issue(TorchCall& call, c10d::OpType type, bool asynchronous);
   TorchWorkPtr issue_all(std::vector<std::unique_ptr<TorchCall>> calls, c10d::OpType type, bool asynchronous);
   void break_off() noexcept;

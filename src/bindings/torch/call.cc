@@ -31,7 +31,7 @@ TorchCall::TorchCall(Group& group, Op op, std::chrono::milliseconds timeout) : g
   call_.op = op;
   plan_.names = &names_;
   call_.any_form = group.any_form();
-  if (timeout.count() > 0) call_.timeout = timeout;  // torch's kUnsetTimeout is negative
+  if (timeout.count() > 0) call_.timeout = bounded(timeout);  // torch's kUnsetTimeout is negative
 }
 
 void TorchCall::block_in_this_thread() noexcept {
@@ -157,7 +157,7 @@ void TorchCall::run() {
 std::shared_ptr<Work> TorchCall::start() {
   if (Position::detail()) note_site();
   const UnlockedIfHeld guard;
-  return mcr::start(group_, prepare(), call_, plan_);
+  return mcr::start(group_, prepare(), call_, plan_, nullptr, check_signals);
 }
 
 }  // namespace mcr::python

@@ -45,6 +45,8 @@ class TorchCall {
   /// Both throw Error, before anything is sent.
   void run();
   std::shared_ptr<Work> start();
+  /// Of a call that has failed: whether a backend may have got a part of it.
+  bool sent() const { return plan_.sent; }
 
   Group& group() { return group_; }
   /// The call's name in errors.

@@ -95,11 +95,20 @@ TorchWork::TorchWork(Parts parts, Context context, std::shared_ptr<HookRuns> hoo
       context_(context),
       hook_runs_(std::move(hook_runs)) {
   if (hook_runs_ != nullptr) {
-    for (const auto& part : parts_) part->on_done([runs = hook_runs_, call = part->what()] { runs->run(call); });
+    for (const auto& part : parts_) run_hook_after(*part);
   }
   if (!context.timed) return;
   clock_ = std::make_shared<Clock>();
   when_done([clock = clock_] { clock->nanoseconds = (std::chrono::steady_clock::now() - clock->start).count(); });
+}
+
+// Now, or on a thread for callbacks: a hook may wait for another operation, so the thread that completes operations
+// must not run it.
+void TorchWork::run_hook_after(mcr::Work& part) {
+  const auto run = [runs = hook_runs_, call = part.what()] { runs->run(call); };
+  if (part.completed()) return run();
+  auto& completions = Completions::instance();
+  part.on_done([&completions, run] { completions.run(run); });
 }
 
 // Runs the action once, when the last part is complete.
@@ -132,6 +141,7 @@ void TorchWork::synchronize() { wait(kNoTimeout); }
 
 bool TorchWork::wait(std::chrono::milliseconds timeout) {
   const UnlockedIfHeld guard;
+  timeout = bounded(timeout);
   const bool limited = timeout.count() > 0;
   const auto begin = std::chrono::steady_clock::now();
   for_torch([&] {

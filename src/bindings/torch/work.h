@@ -54,6 +54,7 @@ class TorchWork final : public c10d::Work {
  private:
   c10::intrusive_ptr<c10::ivalue::Future> make_future();
   void wait_for_future();
+  void run_hook_after(mcr::Work& part);
   void when_done(std::function<void()> action);
   void when_over(const std::function<void()>& action);
   bool on_streams() const;

@@ -151,6 +151,7 @@ Outcome Compress::run(Passage& passage, const Next& next, Compressed& compressed
     plan.owned.push_back(schedule);
     Call call = task.call;
     Passage exchange{passage.group, passage.slot, call, plan, true};
+    exchange.trail.whole = &passage.trail;
     started.push_back(request_of(next(exchange).work));
   });
   passage.trail.sent_bytes = compressed.sent_bytes();
@@ -174,6 +175,7 @@ Outcome Compress::run_single(Passage& passage, const Next& next, Compressed& com
       plan.owned.push_back(schedule);
       Call call = task.call;
       Passage exchange{passage.group, passage.slot, call, plan, false, passage.interrupt};
+      exchange.trail.whole = &passage.trail;
       const auto outcome = next(exchange);
       exchanged = true;
       return outcome.source;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "passes/compress/feedback.h"
 
+#include <utility>
+
 #include "base/error.h"
 
 namespace mcr {
@@ -9,11 +11,12 @@ std::shared_ptr<Residual> Feedback::find(const std::string& name, int64_t count,
   const std::lock_guard lock(mutex_);
   auto& residual = residuals_[name];
   if (residual == nullptr) {
-    residual = std::make_shared<Residual>();
-    residual->count = count;
-    residual->dtype = dtype;
-    residual->sent.resize(static_cast<std::size_t>(count));
-    residual->owned.resize(static_cast<std::size_t>(owned));
+    auto made = std::make_shared<Residual>();
+    made->count = count;
+    made->dtype = dtype;
+    made->sent.resize(static_cast<std::size_t>(count));
+    made->owned.resize(static_cast<std::size_t>(owned));
+    residual = std::move(made);  // not before there was memory for it
   }
   if (residual->count == count && residual->dtype == dtype) return residual;
   const auto shown = [](int64_t elements, DType type) {

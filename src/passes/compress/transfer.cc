@@ -25,6 +25,8 @@ Call Transfer::call() const {
   made.device = like_.device;
   made.root = like_.root;
   made.tag = like_.tag;
+  made.priority = like_.priority;
+  made.key = like_.key;
   made.timeout = like_.timeout;
   return made;
 }

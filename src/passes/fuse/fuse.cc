@@ -73,6 +73,7 @@ Outcome Fuse::handle(Passage& passage, const Next& next) {
   }
   // On other ranks a call of any form may be a blocking one, which does not join.
   if (!passage.asynchronous || passage.call.any_form || !fusible(passage.call)) return next(passage);
+  const auto inside = stay_in(*shadow_, passage);
   Slot* slot = slot_of(passage);
   Slot* own = slot == nullptr ? nullptr : passage.group.find(slot->name);
   if (own == nullptr || Decision::of(*slot->communicator, passage.call).form == Form::Unsupported) return next(passage);

@@ -235,8 +235,9 @@ std::vector<FuseStream::Parts> FuseStream::take(int64_t agreed) {
     ++statistics_.flushes;
     for (const auto& part : parts) {
       statistics_.bytes += larger_side_bytes(part->call);
-      bytes_.find(part->kind)->second -= larger_side_bytes(part->call);
+      bytes_[part->kind] -= larger_side_bytes(part->call);
     }
+    std::erase_if(bytes_, [](const auto& each) { return each.second == 0; });
     for (const int64_t value : {parts.front()->kind.number, parts.back()->number}) {
       statistics_.digest = digest(statistics_.digest, static_cast<uint64_t>(value));
     }

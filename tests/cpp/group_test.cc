@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// Groups that end, or change, while other threads use them.
+#include "group/group.h"
+
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "engine/pass.h"
+#include "ranks.h"
+
+namespace {
+
+using namespace mcr;
+
+// Like a library that reads its own memory after the operation.
+class Counting : public Communicator {
+ public:
+  Counting() { ++alive; }
+  Counting(const Counting&) = delete;
+  Counting& operator=(const Counting&) = delete;
+  ~Counting() override { --alive; }
+  bool supports(const Call&) const override { return true; }
+  void issue(const Call&, Lane&) override {
+    ++calls_;
+    std::this_thread::yield();
+    ++calls_;
+  }
+  static std::atomic<int> alive;
+
+ private:
+  std::atomic<int> calls_{0};
+};
+
+std::atomic<int> Counting::alive{0};
+
+std::unique_ptr<Communicator> made() { return std::make_unique<Counting>(); }
+
+// Passes every call on.
+class Through : public Pass {
+ public:
+  std::string_view name() const override { return "through"; }
+  Outcome handle(Passage& passage, const Next& next) override { return next(passage); }
+};
+
+void call(Group& group, bool async) {
+  if (async) {
+    CHECK(ranks::start(group, Call())->wait_for(std::chrono::seconds(10)));
+  } else {
+    ranks::run(group, Call());
+  }
+}
+
+// Makes calls until the group refuses them.
+void make_calls(Group& group, bool async, std::atomic<int>& begun) {
+  const auto end = ranks::failure([&] {
+    call(group, async);
+    for (++begun;;) call(group, async);
+  });
+  CHECK(end.code == ErrorCode::NotInitialized && check::has(end.text, "barrier", "destroyed"));
+}
+
+}  // namespace
+
+TEST(a_group_closes_while_threads_make_calls) {
+  for (int turn = 0; turn < 200; ++turn) {
+    ranks::Alone alone(made);
+    auto& group = alone.group();
+    if (turn % 2 == 1) group.set_passes({std::make_shared<Through>()});
+    std::atomic<int> begun{0};
+    std::vector<std::thread> callers;
+    for (const bool async : {false, true, false}) {
+      callers.emplace_back([&group, &begun, async] { make_calls(group, async, begun); });
+    }
+    while (begun < 3) std::this_thread::yield();
+    group.give_up();
+    group.close();
+    for (auto& caller : callers) caller.join();
+    CHECK(alone.backend().progress.drain(std::chrono::seconds(60)));
+    CHECK(Counting::alive == 0 && group.communicators().empty());
+  }
+}
+
+TEST(a_thread_inside_keeps_the_communicators) {
+  ranks::Alone alone(made);
+  auto& group = alone.group();
+  {
+    const Group::Inside inside(group);
+    group.close();
+    CHECK(Counting::alive == 1 && group.find("fake") == nullptr);
+  }
+  CHECK(Counting::alive == 0);
+  CHECK(ranks::failure([&] { const Group::Inside again(group); }).code == ErrorCode::NotInitialized);
+}
+
+TEST(communicators_may_be_asked_for_while_the_group_changes) {
+  ranks::Alone alone(made);
+  Registry::Entry other;
+  other.name = "other";
+  std::atomic<bool> stop{false};
+  std::thread watcher([&] {
+    while (!stop) {
+      const auto found = alone.group().communicators().size();
+      CHECK(found == 1 || found == 2);
+    }
+  });
+  for (int turn = 0; turn < 200; ++turn) {
+    alone.group().adopt(other, made());
+    alone.group().disconnect("other");
+  }
+  stop = true;
+  watcher.join();
+}
