@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Syndicate keeps of iterations of one kind: their plans, the times of these, and when they begin again."""
+"""Iterations of one kind as Syndicate knows them: their plans, the times of these, and when they begin again."""
 
 from __future__ import annotations
 
