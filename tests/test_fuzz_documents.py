@@ -172,7 +172,7 @@ def _use_topology(folder: Path, content: bytes) -> None:
     try:
         document = dimensions.decide([told, json.loads(json.dumps(told))], 4)
         assert document is not None
-        dimensions.check_backends(document, ["mpi"])
+        dimensions.check_backends(document, lambda _: ["mpi"])
         grid = dimensions.grid_of(document, 4)
     except InvalidArgumentError:
         return
