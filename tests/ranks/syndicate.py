@@ -257,9 +257,7 @@ def without_gain() -> None:
         for _ in range(ROUNDS):
             program.iterate()
         assert found.phase == "steady"
-        last = found.events[-1].what
-        first = "none" if last == "none" else "planned"
-        assert found.events[0].what == first, found.events
+        last = found.events[-1].what if found.events else "none"
         assert last in ("none", "kept", "dropped"), found.events
         if mcr_dl.get_rank() == 0:
             assert found.graph is not None
@@ -317,7 +315,7 @@ def other_order() -> list[str]:
         program = Program()
         for _ in range(3 * ROUNDS):
             program.iterate()
-        assert planned.plan is not None, planned.events  # no rank knows how far the others are
+        assert planned.plan is None, planned.events
         return [planned.phase, *(event.what for event in planned.events)]
 
 

@@ -68,8 +68,7 @@ class Simple:
             assert bool(each.eq(sum(range(self.size))).all())
 
 
-def until(planned: Planned, phase: str, program: Parts | Program | Simple, marked: bool = False) -> None:
-    """Iterate until the ranks come to a phase."""
+def _until(planned: Planned, phase: str, program: Parts | Program | Simple, marked: bool = False) -> None:
     for _ in range(_MOST):
         if planned.phase == phase:
             return
@@ -88,7 +87,7 @@ def two_blocks() -> None:
         with planned:
             assert planned.phase == "watching"
             assert planned.plan is None
-            until(planned, "steady", program)
+            _until(planned, "steady", program)
             for _ in range(ROUNDS):
                 program.iterate()
             assert planned.plan is not None
@@ -110,7 +109,7 @@ def many_messages() -> None:
     """More messages than collectives."""
     session.start()
     with Planned(random_plans_of(10), rounds=1) as planned:
-        until(planned, "steady", Simple(messages=10))
+        _until(planned, "steady", Simple(messages=10))
         assert planned.plan is not None
 
 
@@ -121,7 +120,7 @@ def other_candidates() -> None:
     for backend in (None, "gloo"):
         program = Simple(mcr_dl.new_group(backend=backend))
         with planned:
-            until(planned, "steady", program)
+            _until(planned, "steady", program)
             for _ in range(ROUNDS):
                 program.iterate()
             assert planned.plan is not None
@@ -132,7 +131,7 @@ def a_half_leaves() -> None:
     session.start()
     with Planned(random_plans_of(7)) as planned:
         program = Parts()
-        until(planned, "trying", program)
+        _until(planned, "trying", program)
         program.iterate(extra=program.rank >= program.half)
         for _ in range(2 * ROUNDS):
             program.iterate()
@@ -145,7 +144,7 @@ def a_half_leaves_that_counts() -> None:
     session.start()
     with Planned(random_plans_of(8)) as planned:
         program = Parts()
-        until(planned, "trying", program, marked=True)
+        _until(planned, "trying", program, marked=True)
         program.iterate(extra=program.rank >= program.half)
         for _ in range(2 * ROUNDS):
             step()
@@ -154,7 +153,7 @@ def a_half_leaves_that_counts() -> None:
         assert planned.phase == "watching", planned.events
         assert planned.plan is None
         step()
-        until(planned, "steady", program, marked=True)
+        _until(planned, "steady", program, marked=True)
 
 
 def joined() -> None:

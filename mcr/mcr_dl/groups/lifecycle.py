@@ -146,8 +146,7 @@ def _agree(current: state.State, tuning_table: str | os.PathLike[str] | None) ->
     status = _C.backend_status()
     libraries = {name: status[name] for name in current.backends}
     facts = {**choice.facts(libraries, tuning_table), "debug": _debug(), "topology": dimensions.own()}
-    facts |= {"job": uuid.uuid4().hex, "variables": variables.problem()}
-    facts["passes"] = chain.terms_of(current.passes)
+    facts |= {"job": uuid.uuid4().hex, "variables": variables.problem(), "passes": chain.terms_of(current.passes)}
 
     def themis(grid: _C.Topology | None) -> list[str]:
         return startup.over_dimensions(grid, agreed) if automatic else []

@@ -26,50 +26,14 @@ std::size_t IterationFinder::add(uint64_t signature, uint64_t group) {
 std::size_t IterationFinder::found() {
   const auto number = count_ - 1;
   std::size_t shortest = 0;
-  bool done = false;
   for (auto before = seen(number).before; before != kNone && number - before <= kLongest;
        before = seen(before).before) {
     const auto period = number - before;
     auto& run = runs_[period];
     run = {number, run.calls > 0 && run.last + 1 == number ? run.calls + 1 : 1};
-    if (done || !may_begin(period)) continue;
-    done = !least_rotation(period);
-    if (done || !repeated(period)) continue;
-    shortest = period;
-    done = true;
+    if (shortest == 0 && run.calls > (kRepetitions - 1) * period && run.calls > kLeast) shortest = period;
   }
-  return shortest;
-}
-
-// Whether the run of a period is as long as some iterations of that many calls need, and its iterations are not those
-// of a shorter period.
-bool IterationFinder::may_begin(std::size_t period) const {
-  const auto calls = runs_[period].calls;
-  const bool unknown = calls > (kRepetitions - 1) * period && calls > kLeast;
-  const auto least = least_.find(period);
-  return (unknown || (least != least_.end() && calls > (least->second - 1) * period)) && primitive(period);
-}
-
-// Whether the newest iteration has been repeated as often as it must; it begins where iterations of its kind do.
-bool IterationFinder::repeated(std::size_t period) const {
-  const auto calls = runs_[period].calls;
-  uint64_t signatures = 0;
-  if (!demands_.empty()) {
-    for (auto number = count_ - 1 - period; number < count_ - 1; ++number)
-      signatures = digest(signatures, seen(number).signature);
-  }
-  const auto demanded = demands_.find(signatures);
-  if (demanded != demands_.end()) return calls > (demanded->second - 1) * period;
-  return calls > (kRepetitions - 1) * period && (marks_ || calls > kLeast);
-}
-
-// Whether the newest iteration does not consist of several shorter ones.
-bool IterationFinder::primitive(std::size_t period) const {
-  for (std::size_t part = 1; part <= period / 2; ++part) {
-    const auto& run = runs_[part];
-    if (period % part == 0 && run.last + 1 == count_ && run.calls + part >= period) return false;
-  }
-  return true;
+  return shortest != 0 && least_rotation(shortest) ? shortest : 0;
 }
 
 std::size_t IterationFinder::marked() {
@@ -83,18 +47,10 @@ std::size_t IterationFinder::marked() {
   if (!std::exchange(marked_, false)) return 0;
   interval_ = std::exchange(since_mark_, 1) - 1;
   if (interval_ == 0 || interval_ > kLongest) return 0;
-  return runs_[interval_].last == number && repeated(interval_) ? interval_ : 0;
+  return runs_[interval_].last == number && runs_[interval_].calls > (kRepetitions - 1) * interval_ ? interval_ : 0;
 }
 
 void IterationFinder::mark() { marks_ = marked_ = true; }
-
-void IterationFinder::demand(std::span<const uint64_t> signatures, std::size_t repetitions) {
-  uint64_t all = 0;
-  for (const auto signature : signatures) all = digest(all, signature);
-  demands_[all] = repetitions;
-  const auto [least, first] = least_.try_emplace(signatures.size(), repetitions);
-  if (!first) least->second = std::min(least->second, repetitions);
-}
 
 // Whether the iteration that ends before the newest call is the least of its rotations.
 bool IterationFinder::least_rotation(std::size_t period) const {

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 #include <unordered_map>
 #include <vector>
 
@@ -26,8 +25,6 @@ class IterationFinder {
   std::size_t add(uint64_t signature, uint64_t group);
   /// The next call begins an iteration, as the program says: from now on iterations begin only at such calls.
   void mark();
-  /// Iterations with these signatures, which have been found before, are found again after so many repetitions.
-  void demand(std::span<const uint64_t> signatures, std::size_t repetitions);
   void reset();
 
  private:
@@ -47,9 +44,6 @@ class IterationFinder {
   const Seen& seen(std::size_t number) const { return seen_[number % seen_.size()]; }
   std::size_t found();
   std::size_t marked();
-  bool may_begin(std::size_t period) const;
-  bool repeated(std::size_t period) const;
-  bool primitive(std::size_t period) const;
   bool least_rotation(std::size_t period) const;
 
   std::size_t count_ = 0;                                     // calls since the last reset; they have numbers from 0
@@ -58,8 +52,6 @@ class IterationFinder {
   std::vector<Run> runs_ = std::vector<Run>(kLongest + 1);    // by period
   bool marks_ = false, marked_ = false;                       // the program marks iterations; before the next call
   std::size_t since_mark_ = 0, interval_ = 0;                 // calls since the last mark, and between the last two
-  std::unordered_map<uint64_t, std::size_t> demands_;         // by digest of signatures: repetitions
-  std::unordered_map<std::size_t, std::size_t> least_;        // by period: the least of these
 };
 
 }  // namespace mcr

@@ -22,8 +22,7 @@ constexpr std::chrono::milliseconds kSlice{20};
 
 constexpr uint64_t kHighest = uint64_t{1} << 63U;
 
-// Of what makes calls of different iterations equal, which is equal on all ranks: a root has other counts than the
-// others, and the counts of vectored calls change from one to the next.
+// Of what makes calls of different iterations equal. The counts of vectored calls change from one to the next.
 // Iterations begin where signatures are least: with a call of all ranks if there is one, as other groups may leave
 // their plans without the knowledge of the other ranks.
 uint64_t signature_of(const Passage& passage, bool all_ranks) {
@@ -34,7 +33,10 @@ uint64_t signature_of(const Passage& passage, bool all_ranks) {
       static_cast<uint64_t>(call.red) << 16U | static_cast<uint64_t>(call.vectored) << 24U |
       static_cast<uint64_t>(call.asynchronous) << 25U | static_cast<uint64_t>(call.device.type) << 26U);
   add(static_cast<uint64_t>(call.root));
-  if (!call.vectored) add(static_cast<uint64_t>(message_elements(call, passage.group.size())));
+  if (!call.vectored) {
+    add(static_cast<uint64_t>(call.in.count));
+    add(static_cast<uint64_t>(call.out.count));
+  }
   if (passage.slot != nullptr) add(std::hash<std::string>()(passage.slot->name));
   return all_ranks ? found & ~kHighest : found | kHighest;
 }
@@ -51,6 +53,7 @@ struct PlanControl::Step {
   Turn turn = {};
   std::optional<Event> event = {};
   int64_t value = 0;
+  std::vector<uint32_t> left = {};  // calls that are no longer made
 };
 
 struct PlanControl::Look {
@@ -70,11 +73,6 @@ void PlanControl::mark() {
   finder_.mark();
 }
 
-void PlanControl::demand(const std::vector<uint64_t>& signatures, std::size_t repetitions) {
-  const std::lock_guard lock(mutex_);
-  finder_.demand(signatures, repetitions);
-}
-
 std::vector<PlanControl::Seen> PlanControl::newest(std::size_t count) const {
   const std::lock_guard lock(mutex_);
   std::vector<Seen> found;
@@ -90,9 +88,8 @@ void PlanControl::set_plan(std::map<std::string, Forms> plans, std::vector<PlanP
     members_.clear();
     for (auto& [group, forms] : plans) members_[group].forms = std::make_shared<const Forms>(std::move(forms));
     iteration_ = 0;
-    enforcer_->change_order(std::move(order), calls, 0);  // no thread sees these plans with an earlier order
   }
-  enforcer_->drive();
+  enforcer_->set_order(std::move(order), calls, 0);
 }
 
 // Call with the lock held. The length of an iteration that the call begins, else 0.
@@ -123,9 +120,7 @@ PlanControl::Step PlanControl::step(const std::string& group, const What& what, 
   const auto& form = (*member.forms)[member.next];
   if (form.signature != what.signature) {
     Step step{.event = Event::Left, .value = form.call};
-    std::vector<uint32_t> left;
-    for (const auto& each : *member.forms) left.push_back(each.call);
-    enforcer_->change_order(left);
+    for (const auto& each : *member.forms) step.left.push_back(each.call);
     members_.erase(found);
     if (!watching_) look.seen = false;  // the handler may begin to watch, with this call
     return step;
@@ -144,7 +139,7 @@ PlanControl::Turn PlanControl::enter(const std::string& group, const What& what)
   for (;;) {
     const auto next = step(group, what, look);
     if (!next.event) return next.turn;
-    if (next.event == Event::Left) enforcer_->drive();
+    if (!next.left.empty()) enforcer_->leave_out(next.left);
     handler_(*next.event, next.value);
   }
 }

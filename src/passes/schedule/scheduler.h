@@ -67,8 +67,6 @@ class PlanControl {
   void watch();
   /// The program says that an iteration begins with the next call.
   void mark();
-  /// Iterations with these signatures are found again after so many repetitions.
-  void demand(const std::vector<uint64_t>& signatures, std::size_t repetitions);
   /// The newest calls, oldest first.
   std::vector<Seen> newest(std::size_t count) const;
   /// Sets the plans of groups, by name, from the present call on, which must begin an iteration, and the order of their
