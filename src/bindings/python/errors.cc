@@ -53,13 +53,16 @@ void raise_text(PyObject* type, std::string_view text) {
 // Completes the error text of a call that other ranks take part in with what is known about those ranks.
 void explain(const Error& error, const Subject& subject) {
   PyObject* type = exception_of(error.code());
+  const bool timeout = error.code() == ErrorCode::Timeout;
+  const bool lost = Position::lost(subject.label) != nullptr;
   // "N" takes ownership of the references, also if one of them is null.
   const Owner text(PyObject_CallFunction(explainer, "NNLii", str_of(error.what()), str_of(subject.label),
                                          static_cast<long long>(subject.seq), subject.message ? 1 : 0,
-                                         error.code() == ErrorCode::Timeout ? 1 : 0));
+                                         timeout ? 1 : 0));
   if (text == nullptr) return raise_text(type, error.what());  // replaces the explainer's error
-  // The library's error may have come a moment before the end of the process was known.
-  if (Position::lost(subject.label) != nullptr) type = exception_of(ErrorCode::PeerLost);
+  // The library's error may have come a moment before the end of the process was known. A process that ends while a
+  // timeout is explained may end because of its own timeout.
+  if (lost || (!timeout && Position::lost(subject.label) != nullptr)) type = exception_of(ErrorCode::PeerLost);
   PyErr_SetObject(type, text.get());
 }
 
