@@ -94,9 +94,9 @@ def test_a_rank_is_stopped_for_long(nursery: Nursery) -> None:
     """For longer than the others wait for an agreement: there is none on any rank, and the program goes on."""
     cases = {("captured", 2): ["failed", "planned", "kept"], ("turn ended", 0): ["planned", "failed"]}
     cases["again", 2] = ["planned", "kept", "slower", "failed"]  # the old plan stays in force
-    for phase, rank in cases:  # one by one: all at once may take longer than the limit of a job
+    for (phase, rank), expected in cases.items():  # one by one: all at once may take longer than the limit of a job
         ranks = start(nursery, PROGRAM, given([phase], "long stop", rank), SIZE)
-        assert expect_equal_ends(nursery, ranks, rank, 1) == cases[phase, rank]
+        assert expect_equal_ends(nursery, ranks, rank, 1) == expected
 
 
 def test_a_rank_is_lost_behind_a_motif(nursery: Nursery) -> None:
