@@ -147,7 +147,7 @@ TEST(chunks_with_different_orders) {
 TEST(random_grids_orders_and_sizes) {
   std::mt19937 generator(7);
   const auto below = [&](int limit) { return static_cast<int>(generator() % static_cast<uint32_t>(limit)); };
-  for (uint32_t turn = 0; turn < 60; ++turn) {
+  for (uint32_t turn = 0; turn < 24; ++turn) {
     Sizes sizes(static_cast<std::size_t>(2 + below(3)), 2);
     for (auto& size : sizes) size += ranks_of(sizes) > 16 ? 0 : below(2);
     Order order(sizes.size());
