@@ -184,6 +184,8 @@ bool Work::join() {
 }
 
 bool Work::wait_for(Nanoseconds limit, bool point_suffices) noexcept {
+  if (Stop::forked()) [[unlikely]]
+    return finished();
   const auto arrived = [&] { return poll() || (point_suffices && point() != nullptr); };
   if (arrived()) return true;
   for (const auto& request : requests_) attempt([&] { return request->hurry(), true; });

@@ -143,6 +143,7 @@ Engine::Engine(const GroupSpec& spec, Meeting meeting)
       forks_(count_forks()) {}
 
 // A process that was forked from the group's shares its memory, where the group goes on: it must write nothing there.
+// Calls and waits do not get here then (Stop), but objects may end.
 bool Engine::forked() const { return forks.load(std::memory_order_relaxed) != forks_; }
 
 // --- Collectives -----------------------------------------------------------------------------------------------------
@@ -310,8 +311,6 @@ bool Engine::advance_all() {
 }
 
 bool Engine::try_progress() {
-  if (forked()) [[unlikely]]
-    return false;
   const Turn turn(*this, std::try_to_lock);
   return turn.owns() && !failed_.load(std::memory_order_relaxed) && !aborted_.load(std::memory_order_relaxed) &&
          advance_all();
@@ -339,7 +338,6 @@ void Engine::block(Nanoseconds limit, const std::function<bool()>& done) {
   // This rank's other threads wake no thread here. So the last look takes the turn, even if that means waiting for it,
   // and then asks whether another thread has completed the operation: everything after it is another rank's write,
   // which wakes.
-  if (forked()) return;
   waiting_.sleep(std::min<Nanoseconds>(limit, kCheck), [&] {
     const Turn turn(*this);
     return aborted_.load(std::memory_order_relaxed) || failed_.load(std::memory_order_relaxed) || advance_all() ||
@@ -351,8 +349,6 @@ void Engine::block(Nanoseconds limit, const std::function<bool()>& done) {
 // --- Faults ----------------------------------------------------------------------------------------------------------
 
 void Engine::check() {
-  if (forked()) [[unlikely]]
-    throw Error(ErrorCode::NotInitialized, "expected the process that made the group, got a process forked from it");
   if (aborted_.load(std::memory_order_relaxed)) [[unlikely]] {
     const Turn turn(*this);
     fail("the group has been aborted");
@@ -375,7 +371,7 @@ void Engine::check_peers() {
   const auto stamp = std::chrono::duration_cast<Nanoseconds>(now).count();
   if (stamp < next_check_.load(std::memory_order_relaxed)) return;
   next_check_.store(stamp + Nanoseconds(kCheck).count(), std::memory_order_relaxed);
-  if (forked() || fail_after_peer()) return;
+  if (fail_after_peer()) return;
   const auto gone = peers_.gone();
   // A rank may have left early because of another one that has died, which is named then.
   for (const uint32_t left : {uint32_t{0}, Bell::kEarly}) {
