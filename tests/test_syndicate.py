@@ -10,14 +10,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch.distributed as torch_dist
 
 from harness import Pools
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.planner import lanes
 from mcr_dl.planner.plans import Planner
-from mcr_dl.schedule import Syndicate, measured, plan_trace, replanning
+from mcr_dl.schedule import Syndicate, known, measured, plan_trace, replanning
 from mcr_dl.testing import plan_graphs
-from ranks import syndicate, syndicate_groups
+from ranks import syndicate, syndicate_groups, syndicate_known, syndicate_late
 
 worlds = pytest.mark.parametrize("world", [1, 2, 3, 4])
 
@@ -55,11 +56,18 @@ def test_few_lanes() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("budget", 0), ("lanes", 0), ("lanes", 17), ("tries", 0), ("rounds", 0), ("gain", 1.0), ("gain", -0.1)],
+    [
+        *(("budget", value) for value in (0, float("inf"), float("nan"), "2")),
+        *((name, value) for name in ("lanes", "tries") for value in (0, 17, 2.0)),
+        *(("rounds", value) for value in (0, 101)),
+        *(("seed", value) for value in (-1, 2**64, 0.5)),
+        *(("promising", value) for value in (1.0, float("nan"), None)),
+        *(("gain", value) for value in (1.0, -0.1)),
+    ],
 )
-def test_arguments(name: str, value: float) -> None:
+def test_arguments(name: str, value: object) -> None:
     """A value out of range is refused."""
-    with pytest.raises(InvalidArgumentError, match="Syndicate: expected budget above 0, lanes and tries from 1 to 16"):
+    with pytest.raises(InvalidArgumentError, match=f"Syndicate: {name}: expected .*, got "):
         Syndicate(**{name: value})  # type: ignore[arg-type]
 
 
@@ -101,6 +109,14 @@ GROUPS = [
     (syndicate_groups.a_half_leaves, 4),
     (syndicate_groups.a_half_leaves_that_counts, 4),
     (syndicate_groups.joined, 3),
+    (syndicate_known.planned_again, 3),
+    (syndicate_known.several_threads, 3),
+    (syndicate_known.equal_calls_in_a_row, 2),
+    (syndicate_known.a_call_now_and_then, 3),
+    (syndicate_known.gather_and_scatter, 3),
+    (syndicate_known.a_search_that_fails, 2),
+    (syndicate_known.with_bytescheduler, 2),
+    (syndicate_known.groups_of_a_block, 2),
 ]
 
 
@@ -108,6 +124,67 @@ GROUPS = [
 def test_groups(pools: Pools, function: Callable[[], None], world: int) -> None:
     """See the function's docstring."""
     pools.get("processes", world).run(function, limit=120)
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["blocking", "ahead"])
+def test_late_ranks(pools: Pools, ahead: bool) -> None:
+    """Ranks that miss some agreements go on with right results, and the same happens on all of them."""
+    found = pools.get("processes", 3).run(syndicate_late.late, 3, 400 if ahead else 200, ahead, limit=120)
+    assert found[0] == found[1] == found[2]
+    assert {"planned", "kept", "failed"} <= set(found[0]), found[0]
+
+
+@pytest.mark.parametrize("phase", ["watching", "trying", "steady"])
+def test_the_store_ends(pools: Pools, phase: str) -> None:
+    """See the function's docstring."""
+    pools.get("processes", 3).run(syndicate_known.without_a_store, phase, limit=120)
+
+
+def test_old_decisions_are_deleted() -> None:
+    """The store does not grow."""
+    store = torch_dist.HashStore()
+    replanner = replanning.Replanner(known.Settings(1.0, 4, 3, 2, 0.02, 0.01, 0))
+    replanner.start(store, 0, 1)
+    for number in range(1000):
+        replanner._post(str(number), ["go", None])
+    assert store.num_keys() <= replanning._KEPT_POSTS + 1
+
+
+def test_a_search_begins_with_the_present_plan() -> None:
+    """Also in another graph, whose options have other places."""
+    planner = Planner(plan_graphs.paper())
+    plan = planner.search(evaluations=50).plan
+    replanner = replanning.Replanner(known.Settings(1.0, 4, 3, 2, 0.02, 0.01, 0))
+    assert replanner._start(planner) is None
+    replanner.plan = {"name": "search"}
+    replanner._simulated = [({"name": "search"}, planner, plan)]
+    other = Planner(plan_graphs.paper())
+    other.options = tuple(options[::-1] for options in planner.options)
+    found = replanner._start(other)
+    assert found is not None
+    assert any(plan.chosen)
+    for before, after, place, chosen in zip(planner.options, other.options, plan.chosen, found.chosen, strict=True):
+        assert not before or before[place].name == after[chosen].name
+
+
+@pytest.mark.parametrize(
+    ("first", "largest", "repetitions"),
+    [
+        ([10**6] * 10, [10**7] * 5, 3),
+        ([10**7] * 10, [10**8] * 5, 1),
+        ([10**8] * 10, [10**9] * 5, 0),
+        ([], [], 3),
+    ],
+)
+def test_slow_operations_are_measured_less(first: list[int], largest: list[int], repetitions: int) -> None:
+    """All sizes three times, once, or only the smaller sizes as they were made first."""
+    assert measured.affordable(first, largest, 1) == repetitions
+
+
+@pytest.mark.parametrize(("time", "check"), [(10**9, 5), (4 * 10**6, 5), (10**6, 20), (100_000, 200), (1000, 200)])
+def test_checks_are_rare_where_iterations_are_short(time: int, check: int) -> None:
+    """Every 20 ms at most, and every 5 to 200 iterations."""
+    assert known.Known([], time).check == check
 
 
 def test_different_programs(pools: Pools) -> None:
@@ -138,7 +215,7 @@ def test_promise(pools: Pools) -> None:
 )
 def test_the_plan_that_stays(turns: tuple[int, ...], kept: int | None) -> None:
     """The fastest, if it gains 1 %."""
-    assert replanning.chosen(turns, 3, 0.01)[0] == kept
+    assert known.chosen(turns, 3, 0.01)[0] == kept
 
 
 @worlds

@@ -17,10 +17,11 @@ from ranks.syndicate_faults import LIMIT, PHASES
 
 PROGRAM = Path(__file__).resolve().parent / "ranks" / "syndicate_faults.py"
 SIZE = 3
+LONG = 90.0  # seconds for a job whose rank is stopped several times: on slow machines, a plan at random costs 20 s
 LATER = 2.0  # seconds after the time limit by which all other ranks have the error
 TOLD = {"kill": r"process \d+ on \S+ has ended", "raise": "(it has raised ValueError: bad batch|has ended)"}
 LOST = [(phase, "kill", 2 * (index % 2)) for index, phase in enumerate(PHASES)]
-LOST += [("captured", "raise", 2), ("measuring", "raise", 0), ("searching", "raise", 0), ("turn", "raise", 2)]
+LOST += [("captured", "raise", 2), ("measuring", "raise", 0), ("turn", "raise", 2)]
 LOST += [("check", "raise", 0)]
 # Phases of one job in which a rank is stopped: the time limit of a call is longer than one stop.
 STOPS = [
@@ -74,7 +75,7 @@ def test_the_first_rank_dies_with_the_store(nursery: Nursery, phase: str) -> Non
 
 def expect_equal_ends(nursery: Nursery, ranks: list[Child], stopped: int, times: int) -> list[str]:
     """All ranks have come to the end with right results, and what has happened is equal on all; the kinds of events."""
-    jobs.end(nursery, ranks)
+    jobs.end(nursery, ranks, LONG)
     jobs.expect(ranks, 0, "DONE")
     assert ranks[stopped].text.count("fault ") == times, ranks[stopped].text
     found = [json.loads(each.text.partition("DONE ")[2].splitlines()[0]) for each in ranks]
@@ -82,6 +83,7 @@ def expect_equal_ends(nursery: Nursery, ranks: list[Child], stopped: int, times:
     return [what for _, what, _, _ in found[0]["events"]]
 
 
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize(("phases", "rank"), STOPS)
 def test_a_rank_is_stopped(nursery: Nursery, phases: list[str], rank: int) -> None:
     """For two seconds in each of some phases: the plan takes effect on all ranks."""
@@ -89,10 +91,10 @@ def test_a_rank_is_stopped(nursery: Nursery, phases: list[str], rank: int) -> No
     assert expect_equal_ends(nursery, ranks, rank, len(phases)) == ["planned", "kept"]
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_a_rank_is_stopped_for_long(nursery: Nursery) -> None:
     """For longer than the others wait for an agreement: there is none on any rank, and the program goes on."""
-    cases = {("captured", 2): ["failed", "planned", "kept"], ("turn ended", 0): ["planned", "failed"]}
+    cases = {("captured", 2): ["failed", "planned", "kept"], ("turn ended", 0): ["planned", "failed", "kept"]}
     cases["again", 2] = ["planned", "kept", "slower", "failed"]  # the old plan stays in force
     for (phase, rank), expected in cases.items():  # one by one: all at once may take longer than the limit of a job
         ranks = start(nursery, PROGRAM, given([phase], "long stop", rank), SIZE)

@@ -251,6 +251,7 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "def __init__(self, handler: Callable[[str, int], None]) -> None:",
         "def watch(self) -> None:",
         "def mark(self) -> None:",
+        "def demand(self, calls: int, repetitions: int) -> None:",
         "def newest(self, count: int) -> list[tuple[str, int, str, bool]]:",
         "def digests(self) -> dict[int, int]:",
         "def trace(self) -> None:",

@@ -66,6 +66,19 @@ std::optional<Activity::Reading> Activity::read(const Mark& mark) {
   return reading;
 }
 
+Activity::Pause::Pause() noexcept {
+  if (of_thread_ == nullptr) return;
+  const auto reading = read(*of_thread_);
+  if (!reading) return;
+  what_ = reading->what;
+  paused_ = true;
+  of_thread_->turn.store(reading->turn + 1, std::memory_order_release);
+}
+
+Activity::Pause::~Pause() {
+  if (paused_) begin(*of_thread_, what_);
+}
+
 std::vector<Activity::Reading> Activity::all() {
   std::vector<Reading> readings;
   const std::lock_guard lock(List::instance().mutex);

@@ -33,14 +33,7 @@ class Activity {
     const auto turn = mark->turn.load(std::memory_order_relaxed);
     if (turn % 2 != 0) return;
     mark_ = mark;
-    mark->label.store(what.label, std::memory_order_release);
-    mark->backend.store(what.backend, std::memory_order_release);
-    mark->seq.store(what.seq, std::memory_order_release);
-    mark->bytes.store(what.bytes, std::memory_order_release);
-    mark->limit.store(what.limit.count(), std::memory_order_release);
-    mark->kind.store(static_cast<uint32_t>(what.op) | (what.connects ? kConnects : 0) | (what.waits ? kWaits : 0),
-                     std::memory_order_release);
-    mark->turn.store(turn + 1, std::memory_order_release);
+    begin(*mark, what);
   }
   Activity(const Activity&) = delete;
   Activity& operator=(const Activity&) = delete;
@@ -48,6 +41,20 @@ class Activity {
     if (mark_ == nullptr) return;
     mark_->turn.store(mark_->turn.load(std::memory_order_relaxed) + 1, std::memory_order_release);
   }
+
+  /// For its lifetime, the calling thread is not inside its call: calls that it makes meanwhile have marks of their
+  /// own, and the time of the first call begins anew at the end.
+  class Pause {
+   public:
+    Pause() noexcept;
+    Pause(const Pause&) = delete;
+    Pause& operator=(const Pause&) = delete;
+    ~Pause();
+
+   private:
+    What what_;
+    bool paused_ = false;
+  };
 
   /// One thread's activity, as other threads see it. `turn` tells the thread's activities apart.
   struct Reading {
@@ -75,6 +82,16 @@ class Activity {
   static constexpr uint32_t kConnects = 1u << 8;
   static constexpr uint32_t kWaits = 1u << 9;
 
+  static void begin(Mark& mark, const What& what) noexcept {
+    mark.label.store(what.label, std::memory_order_release);
+    mark.backend.store(what.backend, std::memory_order_release);
+    mark.seq.store(what.seq, std::memory_order_release);
+    mark.bytes.store(what.bytes, std::memory_order_release);
+    mark.limit.store(what.limit.count(), std::memory_order_release);
+    mark.kind.store(static_cast<uint32_t>(what.op) | (what.connects ? kConnects : 0) | (what.waits ? kWaits : 0),
+                    std::memory_order_release);
+    mark.turn.store(mark.turn.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+  }
   static Mark& make_mark();
   static std::optional<Reading> read(const Mark& mark);
 

@@ -347,6 +347,33 @@ TEST(marks_are_read_at_any_time) {
   CHECK(found == 3);
 }
 
+TEST(iterations_are_found_after_as_many_repetitions_as_are_demanded) {
+  IterationFinder finder;
+  const auto calls_until_found = [&](std::size_t period) {
+    finder.reset();
+    std::size_t calls = 0;
+    for (std::size_t found = 0; found == 0 && calls < 1000; ++calls) found = finder.add(calls % period, 1);
+    return calls;
+  };
+  CHECK(calls_until_found(5) == 36);
+  CHECK(calls_until_found(8) == 6 * 8 + 1);
+  finder.demand(5, 20);
+  CHECK(calls_until_found(8) == 6 * 8 + 1);
+  CHECK(calls_until_found(5) == 20 * 5 + 1);  // nor are ten calls an iteration
+}
+
+TEST(equal_calls_that_were_no_iterations_do_not_hide_the_iteration_around_them) {
+  IterationFinder finder;
+  const auto next = [](std::size_t call) { return uint64_t{call % 41 == 40 ? 2U : 1U}; };
+  std::size_t found = 0, call = 0;
+  for (; found == 0; ++call) found = finder.add(next(call), 1);
+  CHECK(found == 1);
+  finder.reset();
+  finder.demand(1, 64);
+  for (found = 0; found == 0 && call < 1000; ++call) found = finder.add(next(call), 1);
+  CHECK(found == 41);
+}
+
 namespace {
 
 // A program of three calls in an iteration, on one group: two all_reduces, started, and an all_gather that waits.

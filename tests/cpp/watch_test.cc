@@ -155,6 +155,21 @@ TEST(activities_are_seen_from_other_threads_and_the_outermost_counts) {
   CHECK(Activity::all().empty());
 }
 
+TEST(a_paused_activity_is_not_seen_and_begins_anew) {
+  const Activity outer({.label = &kLabel, .seq = 7, .limit = 5s, .op = Op::all_gather});
+  const auto before = Activity::all().at(0);
+  {
+    const Activity::Pause pause;
+    CHECK(Activity::all().empty());
+    const Activity::Pause again;  // does nothing
+    const Activity inner({.label = &kGroup, .seq = 8});
+    CHECK(Activity::all().at(0).what.seq == 8);
+  }
+  const auto after = Activity::all().at(0);
+  CHECK(after.turn != before.turn && after.what.seq == 7 && after.what.limit == 5s && after.what.label == &kLabel);
+  CHECK(after.what.op == Op::all_gather);
+}
+
 TEST(activities_of_a_thread_have_different_turns) {
   uint64_t turns[2];
   for (auto& turn : turns) {

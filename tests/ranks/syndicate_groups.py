@@ -68,7 +68,8 @@ class Simple:
             assert bool(each.eq(sum(range(self.size))).all())
 
 
-def _until(planned: Planned, phase: str, program: Parts | Program | Simple, marked: bool = False) -> None:
+def until(planned: Planned, phase: str, program: Parts | Program | Simple, marked: bool = False) -> None:
+    """Iterate until the ranks come to a phase."""
     for _ in range(_MOST):
         if planned.phase == phase:
             return
@@ -87,7 +88,7 @@ def two_blocks() -> None:
         with planned:
             assert planned.phase == "watching"
             assert planned.plan is None
-            _until(planned, "steady", program)
+            until(planned, "steady", program)
             for _ in range(ROUNDS):
                 program.iterate()
             assert planned.plan is not None
@@ -109,7 +110,7 @@ def many_messages() -> None:
     """More messages than collectives."""
     session.start()
     with Planned(random_plans_of(10), rounds=1) as planned:
-        _until(planned, "steady", Simple(messages=10))
+        until(planned, "steady", Simple(messages=10))
         assert planned.plan is not None
 
 
@@ -120,7 +121,7 @@ def other_candidates() -> None:
     for backend in (None, "gloo"):
         program = Simple(mcr_dl.new_group(backend=backend))
         with planned:
-            _until(planned, "steady", program)
+            until(planned, "steady", program)
             for _ in range(ROUNDS):
                 program.iterate()
             assert planned.plan is not None
@@ -131,7 +132,7 @@ def a_half_leaves() -> None:
     session.start()
     with Planned(random_plans_of(7)) as planned:
         program = Parts()
-        _until(planned, "trying", program)
+        until(planned, "trying", program)
         program.iterate(extra=program.rank >= program.half)
         for _ in range(2 * ROUNDS):
             program.iterate()
@@ -144,7 +145,7 @@ def a_half_leaves_that_counts() -> None:
     session.start()
     with Planned(random_plans_of(8)) as planned:
         program = Parts()
-        _until(planned, "trying", program, marked=True)
+        until(planned, "trying", program, marked=True)
         program.iterate(extra=program.rank >= program.half)
         for _ in range(2 * ROUNDS):
             step()
@@ -153,7 +154,7 @@ def a_half_leaves_that_counts() -> None:
         assert planned.phase == "watching", planned.events
         assert planned.plan is None
         step()
-        _until(planned, "steady", program, marked=True)
+        until(planned, "steady", program, marked=True)
 
 
 def joined() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -237,6 +238,21 @@ def require_plannable(names: Iterable[str]) -> None:
     others = sorted({Fuse.name, Compress.name} & set(names))
     if SCHEDULE in names and others:
         message = f"expected a group without the pass {others[0]}, as it issues calls by itself: remove one of the two"
+        raise UnsupportedError(f"passes: schedule: {message}")
+
+
+_reserved: weakref.WeakSet[_C.Group] = weakref.WeakSet()  # groups whose owners order the calls themselves
+
+
+def reserve(group: _C.Group) -> None:
+    """The caller orders the calls of the group: it can have no scheduler's pass."""
+    _reserved.add(group)
+
+
+def require_free(group: _C.Group) -> None:
+    """Raise UnsupportedError if the group's owner orders its calls."""
+    if group in _reserved:
+        message = f"expected no living ByteScheduler, got one with group {group.name()!r}: close() it first"
         raise UnsupportedError(f"passes: schedule: {message}")
 
 

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from mcr_dl import _C
 from mcr_dl.base.errors import McrError, UnsupportedError
 from mcr_dl.groups import default_group, making
+from mcr_dl.passes import chain
 from mcr_dl.runtime import handles, state
 from mcr_dl.schedule import buffers, checks, choosing, guard, hooks, planning, timeline
 from mcr_dl.schedule.gradients import Parameter, Piece, in_order, joined
@@ -118,7 +119,9 @@ class ByteScheduler(nn.Module):
     def _new_group(self) -> Any:
         outer = self._outer
         made = making.new_group(outer.ranks, outer.timeout, outer.backends, use_local_synchronization=True)
-        return handles.core_group(made)
+        core = handles.core_group(made)
+        chain.reserve(core)
+        return core
 
     def _reset(self, owned: dict[nn.Module, list[int]]) -> None:
         """The state before the first step."""

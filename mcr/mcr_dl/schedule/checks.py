@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from mcr_dl import _C
 from mcr_dl.base import agreement
 from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError, McrError, UnsupportedError
+from mcr_dl.passes import chain
 from mcr_dl.runtime import changes
 from mcr_dl.schedule import search
 from mcr_dl.schedule.gradients import Piece, pieces_of
@@ -146,6 +147,9 @@ def agreed(
         if other is not None and other._hooks:
             text = "ByteScheduler: expected an optimizer without ByteScheduler, got one; close() the first one"
             raise InvalidArgumentError(text)
+        if any(each.name == chain.SCHEDULE for each in _C.passes(group)):
+            text = "ByteScheduler: expected a group without Syndicate, which orders all calls too, got one with it"
+            raise UnsupportedError(f"{text}: use one of the two")
         found = pieces_of(module)
         each_piece = [piece for layer in found[0] for piece in layer]
         values = [each for piece in each_piece for each in piece.parameters]

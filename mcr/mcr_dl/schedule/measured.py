@@ -9,24 +9,28 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Any, NamedTuple
 
 from mcr_dl import _C
 from mcr_dl.base import agreement
 from mcr_dl.base.errors import McrError
+from mcr_dl.base.operations import operation_of
 from mcr_dl.libraries import registry
 from mcr_dl.measure.cases import Case, Prepared, prepare, require_support
 from mcr_dl.planner import capture, options
 from mcr_dl.planner.graph import Call, Channel, Graph, Node
 from mcr_dl.records.log import Record
 
-_REPETITIONS = 3
+_LIMIT = 2_000_000_000  # ns for repetitions, and for the largest sizes
+_REPETITIONS = (3, 1)  # the most that fit into the limit; otherwise, the largest sizes are left out too
 _SERIAL = 0.5  # two operations that overlap by less than this share of the shorter one use one resource
 
 Row = list[Any]  # group, operation, dtype, channel, bytes, ns
+Agree = Callable[[list[int]], "list[int] | None"]
+Needs = dict[tuple[int, str], tuple[str, list[int]]]
 
 
 class Seen(NamedTuple):
@@ -43,13 +47,25 @@ class Iteration:
     """The calls of the last iterations on this rank, oldest iteration first.
 
     ``seen``: the calls of one iteration; ``groups``: the core group of each group, by first use; ``of_call``: the index
-    of each call's group.
+    of each call's group; ``used``: the candidate that each call uses without a plan.
     """
 
     found: Sequence[Sequence[Record]]
     seen: Sequence[Seen]
     groups: Sequence[_C.Group]
     of_call: Sequence[int]
+    used: Sequence[str]
+
+    @property
+    def time(self) -> int:
+        """ns of an iteration, the shortest one of those in the log."""
+        begins = [each[0].issue for each in self.found]
+        return min((end - begin for begin, end in pairwise(begins)), default=0)
+
+    @property
+    def threads(self) -> int:
+        """How many threads have made the calls."""
+        return len({record.thread for calls in self.found for record in calls})
 
     @property
     def calls(self) -> Sequence[Record]:
@@ -64,7 +80,7 @@ class Iteration:
         """The facts that must be equal on all ranks: sizes and backends of the groups, and the calls."""
         rows = [[len(group.ranks), *self.measured(index)] for index, group in enumerate(self.groups)]
         for group, seen, record in zip(self.of_call, self.seen, self.calls, strict=True):
-            sizes = [] if record.vectored else [record.in_count, record.out_count]
+            sizes = [] if record.vectored else _sizes(record)
             asynchronous = record.asynchronous and not self.groups[group]._any_form
             traits = [asynchronous, seen.fixed, seen.named]
             rows.append([group, record.op, record.vectored, record.dtype, *traits, *sizes])
@@ -82,10 +98,10 @@ class Iteration:
 
     def channels(self, group: int) -> list[str]:
         """These, and the candidates that its calls use now."""
-        used = [record.backend for index, record in zip(self.of_call, self.calls, strict=True) if index == group]
-        return list(dict.fromkeys([*self.measured(group), *(name for name in used if name is not None)]))
+        used = [name for index, name in zip(self.of_call, self.used, strict=True) if index == group]
+        return list(dict.fromkeys([*self.measured(group), *used]))
 
-    def needs(self) -> dict[tuple[int, str], tuple[str, list[int]]]:
+    def needs(self) -> Needs:
         """By group and operation: the dtype, and sizes in bytes between which times of motifs are interpolated."""
         sizes: dict[tuple[int, str], list[tuple[int, str]]] = {}
         for index, (group, record) in enumerate(zip(self.of_call, self.calls, strict=True)):
@@ -100,20 +116,79 @@ class Iteration:
         return found
 
 
-def measure(iteration: Iteration, lanes: Sequence[_C.Group], others: Sequence[_C.Group]) -> dict[str, Any]:
+def _sizes(record: Record) -> list[int]:
+    """The sizes of a call that all ranks have alike: of a gather or scatter, only the root has both tensors."""
+    operation = operation_of(record.op)
+    return [record.nbytes] if operation.rooted and operation.blocks else [record.in_count, record.out_count]
+
+
+def measure(
+    iteration: Iteration, lanes: Sequence[_C.Group], others: Sequence[_C.Group], agree: Agree
+) -> dict[str, Any] | None:
     """Rows of costs, and which channels share a resource. Collective over all ranks.
 
-    ``lanes`` and ``others``: for each group, two groups of its ranks on which nothing else runs.
+    Each operation is made once, but for its largest size; how often it is made then, and whether in its largest size,
+    depends on the longest of these times over the ranks, so that slow networks do not stop the program for long.
+
+    ``lanes`` and ``others``: for each group, two groups of its ranks on which nothing else runs. ``agree``: the largest
+    values over the ranks; None, as the result is then, if not all of them come.
     """
     needs = iteration.needs()
     rows: list[Row] = []
     for (group, op), (dtype, sizes) in needs.items():
         for channel in iteration.channels(group):
-            for nbytes in sizes:
+            for nbytes in sizes[:-1] or sizes:
                 call = _prepared(op, nbytes, dtype, channel, lanes[group])
                 if call is not None:
-                    rows.append([group, op, dtype, channel, nbytes, min(_times(call))])
-    return {"rows": rows, "shared": _sharing(iteration, needs, lanes, others)}
+                    rows.append([group, op, dtype, channel, nbytes, _timed(call)])
+    first = agree([row[-1] for row in rows])
+    if first is None:
+        return None
+    largest = _largest(needs, rows, first)
+    pair = _pair(needs)
+    pairs = 0 if pair is None else len(list(combinations(iteration.channels(pair[0]), 2)))
+    repetitions = affordable(first, [each for _, each in largest], pairs)
+    if repetitions:
+        rows += [row for row, _ in largest]
+        for row in rows:
+            group, op, dtype, channel, nbytes, _ = row
+            call = _prepared(op, nbytes, dtype, channel, lanes[group])
+            if call is not None:
+                row[-1] = min(_times(call, repetitions))
+        rows = [row for row in rows if row[-1]]
+    elif pair is not None:
+        sizes = needs[pair][1]
+        needs = {pair: (needs[pair][0], sizes[:-1] or sizes)}
+    shared = [] if pair is None else _sharing(iteration, pair, needs[pair], repetitions, (lanes, others))
+    return {"rows": rows, "shared": shared}
+
+
+def _largest(needs: Needs, rows: Sequence[Row], first: Sequence[int]) -> list[tuple[Row, int]]:
+    """The rows of the largest sizes that were not made yet, and the ns that each will take by the size before."""
+    found = []
+    for (group, op, dtype, channel, nbytes, _), taken in zip(rows, first, strict=True):
+        sizes = needs[group, op][1]
+        if len(sizes) > 1 and nbytes == sizes[-2]:
+            found.append(([group, op, dtype, channel, sizes[-1], 0], taken * sizes[-1] // nbytes))
+    return found
+
+
+def affordable(first: Sequence[int], largest: Sequence[int], pairs: int) -> int:
+    """How often each operation is timed; 0: only the smaller sizes count, as they were made first.
+
+    ``first`` and ``largest``: ns of the operations in their smaller and largest sizes; ``pairs``: of channels.
+    """
+    longest = max([*first, *largest], default=0)
+    for repetitions in _REPETITIONS:
+        times = (1 + repetitions) * (sum(first) + sum(largest)) + pairs * (4 * repetitions + 2) * longest
+        if times <= _LIMIT:
+            return repetitions
+    return 0
+
+
+def _pair(needs: Needs) -> tuple[int, str] | None:
+    """The group and the operation by which channels are compared: that of the largest messages."""
+    return max(needs, key=lambda each: needs[each][1][-1], default=None)
 
 
 def _prepared(op: str, nbytes: int, dtype: str, channel: str, group: _C.Group) -> Prepared | None:
@@ -127,9 +202,9 @@ def _prepared(op: str, nbytes: int, dtype: str, channel: str, group: _C.Group) -
     return prepare(case, channel, group)
 
 
-def _times(call: Prepared) -> list[int]:
+def _times(call: Prepared, repetitions: int) -> list[int]:
     call.call()
-    return [_timed(call) for _ in range(_REPETITIONS)]
+    return [_timed(call) for _ in range(repetitions)]
 
 
 def _timed(*calls: Prepared) -> int:
@@ -142,24 +217,29 @@ def _timed(*calls: Prepared) -> int:
 
 def _sharing(
     iteration: Iteration,
-    needs: dict[tuple[int, str], tuple[str, list[int]]],
-    lanes: Sequence[_C.Group],
-    others: Sequence[_C.Group],
+    pair: tuple[int, str],
+    need: tuple[str, list[int]],
+    repetitions: int,
+    groups: tuple[Sequence[_C.Group], Sequence[_C.Group]],
 ) -> list[Row]:
     """[channel, other channel, percent]: how much longer both together take than the longer one, of the shorter one."""
-    if not needs:
-        return []
-    (group, op), (dtype, sizes) = max(needs.items(), key=lambda item: item[1][1][-1])
+    (group, op), (dtype, sizes), (lanes, others) = pair, need, groups
     found: list[Row] = []
     for one, other in combinations(iteration.channels(group), 2):
         first = _prepared(op, sizes[-1], dtype, one, lanes[group])
         second = _prepared(op, sizes[-1], dtype, other, others[group])
         if first is None or second is None:
             continue
-        alone = [min(_times(each)) for each in (first, second)]
-        both = min(_timed(first, second) for _ in range(_REPETITIONS))
+        alone = [min(_times(each, repetitions)) if repetitions else _timed(each) for each in (first, second)]
+        both = min(_timed(first, second) for _ in range(max(1, repetitions)))
         found.append([one, other, max(0, both - max(alone)) * 100 // min(alone)])
     return found
+
+
+def longest(values: list[list[int]]) -> list[int]:
+    """The longest times over the ranks. Raises InvalidArgumentError if these have measured other operations."""
+    agreement.require_equal("schedule: measured operations", [len(each) for each in values])
+    return [max(column) for column in zip(*values, strict=True)]
 
 
 def medians(values: list[Any]) -> dict[str, Any]:
@@ -195,8 +275,8 @@ def graph(iteration: Iteration, times: Sequence[int], costs: dict[str, Any]) -> 
 
 
 def used_channel(iteration: Iteration, index: int) -> str:
-    """The channel of a call as it is."""
-    return _name(iteration, iteration.of_call[index], iteration.calls[index].backend or "")
+    """The channel of a call without a plan."""
+    return _name(iteration, iteration.of_call[index], iteration.used[index])
 
 
 def candidate_of(channel: str) -> str:

@@ -36,6 +36,8 @@ class Meetings:
         self._store: Any = own_connection(torch_dist.PrefixStore(name, store))
         self._rank, self._size = rank, size
         self._turn = 0
+        self.undecided = False  # this rank has come to a meeting, and has no answer
+        self.problem = ""  # why the last meeting without a result had none
 
     def meet(self, what: str, value: Any, decide: Decide, patience: float) -> Any:
         """The result of ``decide`` on the ranks' values (JSON's types, in rank order); None if it has none.
@@ -55,10 +57,12 @@ class Meetings:
             turn, self._turn = self._turn, self._turn + 1
             meeting = Round(self._store, str(turn), self._rank, self._size)
             last = meeting.arrive(agreement.encode(mine))
+            self.undecided = not meeting.late
             if not meeting.late:
                 break
             # The others' calls may wait for this rank: it waits for them only if they come now.
             if not poll(lambda: bool(self._store.check([f"come/{self._turn}"])), _NEXT, _LONGEST, size=self._size):
+                self.problem = "this rank came too late"
                 return None
         if last:
             values = [agreement.decode(text or b"null", "a rank's value") for text in meeting.values()]
@@ -73,8 +77,10 @@ class Meetings:
                 _require_all_ranks()
                 raise CollectiveTimeoutError("schedule: the last rank to come to an agreement timed out")
         answer = agreement.decode(meeting.result(), "schedule: the answer")
+        self.undecided = False
         if "problem" in answer:
-            _log.info("schedule: the ranks have no common plan: %s", answer["problem"])
+            self.problem = answer["problem"]
+            _log.info("schedule: the ranks have no common plan: %s", self.problem)
         return answer.get("value")
 
     def post(self, key: str, value: Any) -> Any:
@@ -82,6 +88,11 @@ class Meetings:
         with _explained():
             found = self._store.compare_set(f"post/{key}", "", agreement.encode(value))
             return agreement.decode(found, "schedule: a decision")
+
+    def forget(self, key: str) -> None:
+        """Delete a value that was left so long ago that all ranks have read it."""
+        with _explained():
+            self._store.delete_key(f"post/{key}")
 
     def read(self, keys: list[str], patience: float, otherwise: Any) -> Any:
         """The value of the first of the keys that a rank posts.

@@ -19,7 +19,8 @@ from mcr_dl.planner import capture
 from mcr_dl.records import log as records
 from mcr_dl.records.log import Record
 from mcr_dl.schedule.events import Event, named, operation, span
-from mcr_dl.schedule.replanning import Phase, Replanner
+from mcr_dl.schedule.known import Phase
+from mcr_dl.schedule.replanning import Replanner
 from mcr_dl.schedule.timeline import Traced
 
 _PLAN, _RANK = 0, 1  # processes in the trace

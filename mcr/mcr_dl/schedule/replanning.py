@@ -12,32 +12,27 @@ import logging
 import statistics
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from datetime import timedelta
-from enum import Enum
-from typing import Any, NamedTuple
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch.distributed as torch_dist
 
 from mcr_dl import _C, watch
-from mcr_dl.base import agreement
 from mcr_dl.base.errors import InvalidArgumentError, McrError, PeerLostError
-from mcr_dl.planner import capture
 from mcr_dl.planner.graph import Graph, hash_of
 from mcr_dl.planner.plans import Plan, Planner
-from mcr_dl.records import log as records
-from mcr_dl.records.log import Record
 from mcr_dl.runtime import state
-from mcr_dl.schedule import execution, measured
+from mcr_dl.schedule import captured, execution, measured
+from mcr_dl.schedule.captured import Captures
+from mcr_dl.schedule.known import KEPT, Event, Known, Phase, Settings, Turn
 from mcr_dl.schedule.meetings import Meetings
 
 _log = logging.getLogger("mcr_dl")
 
-KEPT = 6  # iterations that are looked at
 BLOCK = 6  # iterations of a turn; plans that are tried, and no plan, take turns
 _WARM = 2  # iterations of a turn that do not count
-CHECK = 5  # iterations between two decisions of rank 0
 WINDOWS = 3  # checks in a row at which iterations are slower, before there is a new plan
 SLOWER = 1.05  # how much longer iterations take then, compared with those after the plan
 WORTH = 0.25  # the time lost in these windows, relative to that of making a plan, from which a new one is made
@@ -45,81 +40,12 @@ COOL_DOWN = 30  # iterations after a plan before the next one; doubles when a ne
 _PATIENCE = 5.0  # seconds for the other ranks to come to the same point
 _FAILURES = 3  # in a row, after which there are no more plans
 _DECISION = 60.0  # seconds for rank 0's decision, which it made some iterations ago
-_GO, _SLOWER, _OVER = "go", "slower", "over"  # decisions: no new plan now, a new plan, and none any more
-_COMPLETE = timedelta(seconds=1)  # for the calls of the last iteration to be complete
-
-
-class Phase(Enum):
-    """The state of the ranks, equal on all of them."""
-
-    WATCHING = "watching"
-    TRYING = "trying"
-    STEADY = "steady"
-    OFF = "off"
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something that has changed. ``before`` and ``after``: ms of an iteration without and with the plan.
-
-    ``what``: "planned" (simulated times), "kept" or "dropped" (measured times), "none" (no plan is better), "left" (the
-    program made another call), "slower" (a new plan is made), or "failed" (the ranks have no common plan).
-    """
-
-    iteration: int
-    what: str
-    before: float = 0.0
-    after: float = 0.0
-
-
-class Turn(NamedTuple):
-    """A turn of a plan: its name, "" for none, and the times of its iterations on this rank in ms."""
-
-    name: str
-    times: tuple[float, ...]
-
-
-@dataclass
-class _Known:
-    """The plans for iterations of one kind: plans that are worth a try, or the one that stays."""
-
-    plans: list[execution.Document]
-    chosen: bool = False
-
-
-@dataclass
-class Settings:
-    """As the arguments of ``Syndicate``."""
-
-    budget: float
-    lanes: int
-    tries: int
-    rounds: int
-    promising: float
-    gain: float
-    seed: int
-
-
-def _logged(names: Sequence[str], most: int) -> list[Record]:
-    """The newest collectives of these groups in the log, oldest first, without the one that begins."""
-    window, before = 2 * most + 64, -1
-    while True:
-        found = records.records(since=max(_C.log_made() - window, 0))
-        mine = [each for each in found if not each.peer and each.group.name in names][:-1][-most:]
-        if len(mine) == most or len(found) == before:
-            return mine
-        window, before = 2 * window, len(found)
-
-
-def chosen(turns: Sequence[int], tried: int, gain: float) -> tuple[int | None, int, int]:
-    """The index of the plan that stays, and the times of program order and of the fastest plan.
-
-    ``turns``: times of the plans and then of program order, ``tried`` in all, repeatedly. None stays if the fastest one
-    does not gain so much.
-    """
-    *planned, plain = [statistics.median_low(turns[place::tried]) for place in range(tried)]
-    fastest = min(planned)
-    return (planned.index(fastest) if fastest <= plain * (1 - gain) else None), plain, fastest
+_RETRIES = (1, 16, 256, 4096)  # checks after a turn whose end a rank has missed, at which rank 0 lets the turns go on
+_KEPT_POSTS = 1000  # decisions that stay at the store: ranks may be apart
+_WORTHWHILE = 20  # how much longer iterations must stay than their begin took, or they need more repetitions
+_MOST_REPEATED = 4096  # so many at most
+# Decisions: nothing changes; a new plan; the plans take turns again; no new plans any more.
+_GO, _SLOWER, _AGAIN, _END = "go", "slower", "again", "end"
 
 
 @dataclass
@@ -148,12 +74,17 @@ class Replanner:
         self._failures = 0
         self._total = 0  # iterations so far
         self._seen: list[measured.Seen] = []
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, Known] = {}
+        self._captures = Captures()
+        self._posted: deque[str] = deque()  # keys of decisions at the store
         self._simulated: list[tuple[execution.Document, Planner, Plan]] = []  # on rank 0, of the last search
         self._key = ""  # of the iterations that are known
         self._phases = 0  # that all ranks have begun together
-        self._turns: list[int] = []  # ns of an iteration, on the slowest rank
         self._planning = 0  # ns that it took
+        self._agreeing = 0  # ns that it took to agree on the last iterations
+        self._followed = 0  # when the ranks began to follow a plan, or none, of the iterations that are known
+        self._last: list[int] | None = None  # of those left: their calls, how long they stayed, and took to begin
+        self._repetitions: dict[int, int] = {}  # by calls of an iteration: after how many it is found, if not KEPT
         self._begin_count()
 
     def _begin_count(self) -> None:
@@ -161,7 +92,7 @@ class Replanner:
         self._times: list[int] = []
         self._reference, self._slow, self._loss = 0.0, 0, 0.0
         self._cool_down = COOL_DOWN
-        self._decision = _GO
+        self._decision, self._missed = _GO, False
 
     def start(self, store: torch_dist.Store, rank: int, size: int) -> None:
         """Begin, on all ranks, without a plan; ``store`` has keys of its own for this object and this start."""
@@ -184,7 +115,10 @@ class Replanner:
                 self._left(value)
             elif self.phase is not Phase.WATCHING:  # else it is that of a plan which a group still follows
                 self._iteration()
-        except PeerLostError as error:
+        except McrError as error:
+            # Others may have an answer that this rank has not read, and make their calls in other ways from here on.
+            if self._meetings.undecided and not isinstance(error, PeerLostError):
+                raise
             self._end(str(error))
 
     def _note(self, what: str, before: float = 0.0, after: float = 0.0) -> None:
@@ -211,6 +145,7 @@ class Replanner:
             return
         if self.phase is not Phase.WATCHING:
             self._note("left")
+            self._last = [len(self._seen), time.perf_counter_ns() - self._followed, self._agreeing]
             _log.info("Syndicate: the program made another call than call %d of its iterations", call)
         self.phase, self.plan = Phase.WATCHING, None
         self.control.watch()
@@ -230,67 +165,52 @@ class Replanner:
         if self.phase is Phase.WATCHING:
             self.control.watch()
 
-    def _agreed(self, seen: list[measured.Seen], again: bool = False) -> tuple[str, _Known] | None:
+    def _agreed(self, seen: list[measured.Seen], again: bool = False) -> tuple[str, Known] | None:
         """The key of the iterations of the last calls, and what is known of them, perhaps after making plans.
 
         None if the ranks differ. ``again``: what is known does not count.
         """
-        iteration = self._captured(seen)
+        begin = time.perf_counter_ns()
+        iteration = self._captures.take(self.control, seen)
         agreed = self._agree_on(iteration)
         if agreed is None or iteration is None:
             return None
+        self._phases = agreed["phases"]  # a rank that had left the plan which counts iterations has fewer
+        self._agreeing = time.perf_counter_ns() - begin
+        self._pace(agreed["left"])
         key = hash_of({"calls": agreed["calls"]})
-        known = self._known[key] if key in agreed["known"] and not again else None
-        known = known or self._make(iteration, agreed["times"])
-        return None if known is None else (key, known)
-
-    def _captured(self, seen: list[measured.Seen]) -> measured.Iteration | None:
-        """The last iterations on this rank; None if the log has other calls."""
-        self.control.flush(_COMPLETE)  # calls of groups that still follow an earlier plan
-        period, names = len(seen), list(dict.fromkeys(each.group for each in seen))
-        groups = [state.find(name) for name in names]
-        deadline = time.monotonic() + _COMPLETE.total_seconds()
-        while True:
-            mine = _logged(names, KEPT * period)
-            if all(each.end is not None for each in mine) or time.monotonic() > deadline:
-                break
-            time.sleep(0.0005)
-        alike = [each.group.name for each in mine[-period:]] == [each.group for each in seen]
-        if len(mine) < KEPT * period or any(each.end is None for each in mine) or None in groups or not alike:
-            return None
-        found = capture.iterations(mine, period)
-        of_call = [names.index(each.group) for each in seen]
-        return measured.Iteration(found, seen, [each for each in groups if each is not None], of_call)
+        if key in agreed["known"] and not again:
+            return key, self._known[key]
+        plans = self._make(iteration, agreed["times"])
+        return None if plans is None else (key, Known(plans, agreed["time"]))
 
     def _agree_on(self, iteration: measured.Iteration | None) -> Any:
-        """The calls, and their shortest times over the ranks, which also wait for the last rank to call."""
+        """Facts of the last iterations that all ranks have alike."""
         mine: Any = None
         if iteration is not None:
-            mine = {"calls": iteration.terms(), "times": capture.times(iteration.found), "at": iteration.at()}
-            usable = [key for key, known in self._known.items() if not execution.problem(known.plans, iteration)]
-            mine["known"] = usable
+            mine = captured.facts(iteration, self._known)
+            mine |= {"phases": self._phases, "left": self._last}
+        return self._meet("the calls of an iteration", mine, captured.common)
 
-        def decide(values: list[Any]) -> Any:
-            if None in values:
-                raise InvalidArgumentError(f"rank {values.index(None)} has other calls in its log")
-            at: dict[str, int] = {}
-            for rank, value in enumerate(values):
-                for group, number in value["at"].items():
-                    if at.setdefault(group, number) != number:
-                        raise InvalidArgumentError(f"rank {rank} is at another call of group {group!r} than others")
-            agreement.require_equal("calls of an iteration", [value["calls"] for value in values])
-            times = zip(*(value["times"] for value in values), strict=True)
-            known = set.intersection(*(set(value["known"]) for value in values))
-            return {"calls": values[0]["calls"], "times": [min(column) for column in times], "known": sorted(known)}
+    def _pace(self, left: list[int] | None) -> None:
+        """Iterations that ended soon after their begin must repeat themselves more often before they begin again."""
+        self._last = None
+        if left is None:
+            return
+        calls, stay, begin = left
+        more = min(2 * self._repetitions.get(calls, KEPT), _MOST_REPEATED)
+        self._repetitions[calls] = more if stay < _WORTHWHILE * begin else KEPT
+        self.control.demand(calls, self._repetitions[calls])
 
-        return self._meet("the calls of an iteration", mine, decide)
-
-    def _make(self, iteration: measured.Iteration, times: list[int]) -> _Known | None:
-        """The best plan by simulation, on rank 0; the other ranks get it."""
+    def _make(self, iteration: measured.Iteration, times: list[int]) -> list[execution.Document] | None:
+        """The best plans by simulation, on rank 0; the other ranks get them."""
         begin = time.perf_counter_ns()
         lanes = [self.lanes[group.name()] for group in iteration.groups]
-        mine = measured.measure(iteration, [each[0] for each in lanes], [each[-1] for each in lanes])
-        costs = self._meet("costs", mine, measured.medians)
+        firsts, lasts = [each[0] for each in lanes], [each[-1] for each in lanes]
+        mine = measured.measure(
+            iteration, firsts, lasts, lambda first: self._meet("first times", first, measured.longest)
+        )
+        costs = None if mine is None else self._meet("costs", mine, measured.medians)
         if costs is None:
             return None
         result: Any = None
@@ -299,20 +219,23 @@ class Replanner:
                 result = self.search(iteration, times, costs)
             except McrError as error:
                 result = {"problem": str(error)}
+            except Exception as error:  # the other ranks wait for an answer, whatever happens here
+                _log.exception("Syndicate: the search for a plan has failed")
+                result = {"problem": f"{type(error).__name__}: {error}"}
         answer = self._meet("plans", result, lambda values: values[0], _PATIENCE + 2 * self.settings.budget)
         if answer is None or "problem" in answer:
             _log.info("Syndicate: no plan: %s", (answer or {}).get("problem", "rank 0 has made none"))
             return None
         self._planning = time.perf_counter_ns() - begin
         self._note("planned" if answer["plans"] else "none", answer["before"], answer["after"])
-        return self._commit(answer["plans"], iteration)
+        return answer["plans"] if self._commit(answer["plans"], iteration) else None
 
     def search(self, iteration: measured.Iteration, times: list[int], costs: Any) -> dict[str, Any]:
         """Plans that are worth a try, the fastest by simulation first; simulated ns without and with that one."""
         self.graph = measured.graph(iteration, times, costs)
         planner = Planner(self.graph)
         settings = self.settings
-        search = planner.search(seed=settings.seed, budget=settings.budget).plan
+        search = planner.search(seed=settings.seed, budget=settings.budget, start=self._start(planner)).plan
         before = planner.program_order().iteration
         plans: list[execution.Document] = []
         self._simulated = []
@@ -329,6 +252,19 @@ class Replanner:
                 after = min(after, plan.iteration)
         return {"plans": plans, "before": before, "after": after}
 
+    def _start(self, planner: Planner) -> Plan | None:
+        """The present plan with another planner's options of the same names; None if there is none."""
+        if self.simulated is None:
+            return None
+        before, plan = self.simulated
+        nodes = zip(before.graph.nodes, before.options, plan.chosen, strict=True)
+        names = {node.key: found[place].name for node, found, place in nodes if found}
+        chosen = [
+            next((place for place, each in enumerate(found) if each.name == names.get(node.key)), 0)
+            for node, found in zip(planner.graph.nodes, planner.options, strict=True)
+        ]
+        return replace(plan, chosen=tuple(chosen))
+
     @property
     def simulated(self) -> tuple[Planner, Plan] | None:
         """The present plan as it was simulated, on rank 0; None if there is no plan, or it comes from elsewhere."""
@@ -338,7 +274,7 @@ class Replanner:
         """Simpler plans, of which one may be faster than it is by simulation."""
         return [planner.greedy(), planner.critical_path(), planner.priority()]
 
-    def _commit(self, plans: list[execution.Document], iteration: measured.Iteration) -> _Known | None:
+    def _commit(self, plans: list[execution.Document], iteration: measured.Iteration) -> bool:
         """The plans take effect on all ranks or on none."""
         problem = execution.problem(plans, iteration)
 
@@ -348,17 +284,20 @@ class Replanner:
                     raise InvalidArgumentError(f"rank {rank}: {each}")
             return True
 
-        return _Known(plans) if self._meet("the execution of plans", problem, decide) else None
+        return bool(self._meet("the execution of plans", problem, decide))
 
-    def _follow(self, key: str, known: _Known) -> None:
+    def _follow(self, key: str, known: Known) -> None:
         """Follow the plan that stays, or try those that are known, of the iterations with this key."""
         self._key, self._known[key] = key, known
+        self._followed = time.perf_counter_ns()
         trying = bool(known.plans) and not known.chosen
         self.plan = None if trying or not known.plans else known.plans[0]
         self._begin(Phase.TRYING if trying else Phase.STEADY)
 
     def _meet(self, what: str, value: Any, decide: Callable[[list[Any]], Any], patience: float = _PATIENCE) -> Any:
         assert self._meetings is not None
+        if self.phase is not Phase.WATCHING:  # a late rank may come to what the others do some iterations later
+            what = f"{what}, iteration {self._count} of phase {self._phases}"
         return self._meetings.meet(what, value, decide, patience)
 
     def _fail(self) -> None:
@@ -367,7 +306,8 @@ class Replanner:
         self._note("failed")
         lost = watch.lost()
         if lost or self._failures >= _FAILURES:
-            self._end("; ".join(lost.values()) or f"the ranks had no common iterations {self._failures} times")
+            problem = "" if self._meetings is None else self._meetings.problem
+            self._end("; ".join(lost.values()) or f"the ranks had no common plan {self._failures} times: {problem}")
 
     # ---- iterations
 
@@ -376,11 +316,11 @@ class Replanner:
         self.phase = phase
         self._begin_count()
         self._phases += 1
-        self._turns = []
         self._next_turn() if phase is Phase.TRYING else self._install(self.plan)
         self._iteration()
 
     def _install(self, plan: execution.Document | None) -> None:
+        self._captures.follow(plan, self._seen)
         execution.install(self.control, plan, self._seen)
 
     def _iteration(self) -> None:
@@ -393,7 +333,7 @@ class Replanner:
             self._total += 1
         self._clock = now
         self._count += 1
-        if self._count == 0 or self._count % (BLOCK if self.phase is Phase.TRYING else CHECK):
+        if self._count == 0 or self._count % (BLOCK if self.phase is Phase.TRYING else self._known[self._key].check):
             return
         if self.phase is Phase.TRYING:
             self._end_turn()
@@ -401,12 +341,9 @@ class Replanner:
             self._check()
         self._clock = time.perf_counter_ns()
 
-    def _tried(self) -> list[execution.Document | None]:
-        return [*self._known[self._key].plans, None]
-
     def _next_turn(self) -> None:
-        tried = self._tried()
-        self.plan = tried[len(self._turns) % len(tried)]
+        known = self._known[self._key]
+        self.plan = known.tried[len(known.turns) % len(known.tried)]
         self._install(self.plan)
 
     def _end_turn(self) -> None:
@@ -414,46 +351,56 @@ class Replanner:
         times, self._times = self._times[_WARM:], []
         self.turns.append(Turn("" if self.plan is None else self.plan["name"], tuple(each / 1e6 for each in times)))
         slowest = self._meet("the time of a turn", statistics.median_low(times), max)
-        if slowest is None:
+        if slowest is None:  # the turns go on, when all ranks come to an agreement about that
             self.phase = Phase.STEADY
             self._begin_count()
+            self._missed = True
             self._fail()
             return
-        self._turns.append(slowest)
-        tried = self._tried()
-        if len(self._turns) < self.settings.rounds * len(tried):
+        known = self._known[self._key]
+        known.turns.append(slowest)
+        result = known.choose(self.settings.rounds, self.settings.gain)
+        if result is None:
             self._next_turn()
             return
-        index, plain, fastest = chosen(self._turns, len(tried), self.settings.gain)
-        self._note("dropped" if index is None else "kept", plain, fastest)
-        plans = self._known[self._key].plans
-        self._follow(self._key, _Known([] if index is None else [plans[index]], chosen=True))
+        stays, plain, fastest = result
+        self._note("kept" if stays else "dropped", plain, fastest)
+        self._follow(self._key, known)
 
     def _check(self) -> None:
         """Rank 0 decides for the next check, so that each rank finds the decision when it comes there."""
-        assert self._meetings is not None
-        number = self._count // CHECK
+        number = self._count // self._known[self._key].check
         window, self._times = self._times, []
         decision = self._decision
         if self._rank == 0:
             kept = max(self.control.digests().items(), default=None)
-            self._decision, _ = self._post(str(number + 1), [_SLOWER if self.slower(window) else _GO, kept])
+            slower = self.slower(window)
+            following = _AGAIN if self._missed and number in _RETRIES else _SLOWER if slower else _GO
+            self._decision, _ = self._post(str(number + 1), [following, kept])
         elif number > 1:
             decision, kept = self._read([str(number), "left"])
             self._compare(number, kept)
         if number > 1 and decision == _SLOWER:
             self._plan_again()
-        elif number > 1 and decision == _OVER:
-            self.plan = None
-            self._install(None)
+        elif number > 1 and decision == _AGAIN:
+            self._try_again()
+        elif number > 1 and decision == _END:
             self._end("; ".join(watch.lost().values()) or "a rank did not decide in time, or has not kept the order")
+
+    def _try_again(self) -> None:
+        """After a turn whose end a rank has missed."""
+        if self._meet("turns again", None, len) is None:  # the others may have left the plan that counts iterations
+            self._note("failed")
+            return
+        self._failures = 0
+        self._follow(self._key, self._known[self._key])
 
     def _compare(self, number: int, kept: tuple[int, int] | None) -> None:
         """The guard: whether this rank has issued what rank 0 had, if both have kept the order up to that round."""
         mine = None if kept is None else self.control.digests().get(kept[0])
         if kept is not None and mine is not None and mine != kept[1]:
             _log.error("Syndicate: rank %d has issued other motifs than rank 0 until iteration %d", self._rank, kept[0])
-            self._post(str(number + 2), [_OVER, None])
+            self._post(str(number + 2), [_END, None])
 
     def slower(self, window: list[int]) -> bool:
         """Whether iterations are so much slower that rank 0 wants a new plan; the times in ns of the last ones."""
@@ -468,7 +415,6 @@ class Replanner:
         """The costs have changed: make another plan. If not all ranks can have one, they go on with the old one."""
         before, cool_down = self.plan, self._cool_down
         self._note("slower")
-        self._install(None)
         found = self._agreed(self._seen, again=True)
         self._follow(*(found or (self._key, self._known[self._key])))
         if found is None:
@@ -479,9 +425,16 @@ class Replanner:
             self._cool_down = 2 * cool_down
 
     def _post(self, key: str, value: list[Any]) -> Any:
+        """Leave a decision; rank 0, which makes most of them, deletes old ones."""
         assert self._meetings is not None
-        return self._meetings.post(f"{self._phases}/{key}", value)
+        full = f"{self._phases}/{key}"
+        found = self._meetings.post(full, value)
+        if self._rank == 0:
+            self._posted.append(full)
+        if len(self._posted) > _KEPT_POSTS:
+            self._meetings.forget(self._posted.popleft())
+        return found
 
     def _read(self, keys: list[str]) -> Any:
         assert self._meetings is not None
-        return self._meetings.read([f"{self._phases}/{key}" for key in keys], _DECISION, [_OVER, None])
+        return self._meetings.read([f"{self._phases}/{key}" for key in keys], _DECISION, [_END, None])

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import weakref
 from collections.abc import Callable, Iterator
@@ -20,7 +21,8 @@ from mcr_dl.passes.log import Log
 from mcr_dl.planner.graph import Graph
 from mcr_dl.runtime import core_groups, state
 from mcr_dl.schedule import plan_trace
-from mcr_dl.schedule.replanning import Event, Replanner, Settings, Turn
+from mcr_dl.schedule.known import Event, Settings, Turn
+from mcr_dl.schedule.replanning import Replanner
 from mcr_dl.schedule.timeline import Traced
 
 _all: weakref.WeakSet[Syndicate] = weakref.WeakSet()
@@ -35,6 +37,21 @@ def step() -> None:
     """
     for each in _all:
         each._replanner.control.mark()
+
+
+def _require_valid(settings: Settings) -> None:
+    """Raise InvalidArgumentError for a setting out of range."""
+
+    def require(name: str, wanted: str, within: Callable[[Any], bool], kind: Any = int) -> None:
+        value = getattr(settings, name)
+        if isinstance(value, bool) or not isinstance(value, kind) or not within(value):
+            raise InvalidArgumentError(f"Syndicate: {name}: expected {wanted}, got {value!r}")
+
+    require("budget", "finite seconds above 0", lambda value: 0 < value < math.inf, int | float)
+    for name, first, end in (("lanes", 1, 17), ("tries", 1, 17), ("rounds", 1, 101), ("seed", 0, 2**64)):
+        require(name, f"a whole number from {first} to {end - 1}", range(first, end).__contains__)
+    require("promising", "a number below 1", lambda value: -math.inf < value < 1, int | float)
+    require("gain", "a share from 0 to below 1", lambda value: 0 <= value < 1, int | float)
 
 
 class Syndicate:
@@ -82,16 +99,12 @@ class Syndicate:
 
         Raises InvalidArgumentError for a value out of range.
         """
-        counts = ((lanes, 16), (tries, 16), (rounds, 100))
-        if not budget > 0 or any(not 1 <= count <= most for count, most in counts) or not 0 <= gain < 1:
-            message = (
-                "Syndicate: expected budget above 0, lanes and tries from 1 to 16, rounds from 1 to 100, gain from 0"
-            )
-            got = f"{budget!r}, {lanes!r}, {tries!r}, {rounds!r} and {gain!r}"
-            raise InvalidArgumentError(f"{message} to below 1, got {got}")
-        self._replanner = self.replanner(Settings(budget, lanes, tries, rounds, promising, gain, seed))
+        settings = Settings(budget, lanes, tries, rounds, promising, gain, seed)
+        _require_valid(settings)
+        self._replanner = self.replanner(settings)
         _all.add(self)
         self._groups: list[_C.Group] = []
+        self._started = False
         self._added: dict[str, set[str]] = {}  # by group that existed before: the passes that it did not have
 
     # ---- as a pass of groups
@@ -103,12 +116,15 @@ class Syndicate:
     def make(self, group: _C.Group, shadow: Callable[..., _C.Group]) -> _C.Pass:
         """Make the pass of one group, with its lanes."""
         current = state.current()
-        if not self._groups:
+        if not self._started:
+            self._started = True
             store = torch_dist.PrefixStore(f"syndicate/{current.count('syndicate')}", current.store)
             self._replanner.start(store, current.launch.rank, current.launch.size)
         lanes = [shadow(f"lane-{index}") for index in range(self._replanner.settings.lanes)]
+        self._groups = [*(each for each in self._groups if not each._closed), group]
+        living = {each.name() for each in self._groups}
+        self._replanner.lanes = {name: each for name, each in self._replanner.lanes.items() if name in living}
         self._replanner.lanes[group.name()] = lanes
-        self._groups.append(group)
         return _C.SchedulePass(self._replanner.control, group, lanes, group.size() == current.launch.size)
 
     def __enter__(self) -> Syndicate:
@@ -122,16 +138,18 @@ class Syndicate:
             chain.require_plannable(
                 [*(each.name for each in _C.passes(group)), *(each.name for each in current.passes), self.name]
             )
+            chain.require_free(group)
         while _unfinished:
             _unfinished.pop()._withdraw()
         self._current, self._before = current, current.passes
+        self._inside: list[chain.Specification] = [self]
         try:
             for group in groups:
                 self._added[group.name()] = chain.add(group, [Log(), self])
         except BaseException:  # some groups have the pass, and other ranks may still wait
             _unfinished.append(self)
             raise
-        current.passes = [*chain.with_log(current.passes), self]
+        current.passes = self._inside = [*chain.with_log(current.passes), self]
         return self
 
     def __exit__(
@@ -151,12 +169,14 @@ class Syndicate:
 
     def _withdraw(self) -> None:
         """Take the pass out of all groups that can still agree on it."""
-        groups, self._groups = self._groups, []
+        groups, self._groups, self._started = self._groups, [], False
+        own = {each.name for each in self._inside} - {each.name for each in self._before}
         for group in groups:
             if group._closed or core_groups.is_broken(group):
                 continue
             with suppress(PeerLostError):
-                chain.withdraw(group, self._added.get(group.name(), {self.name}))
+                chain.withdraw(group, self._added.get(group.name(), own))
+        self._added = {}
 
     # ---- for reading
 

@@ -116,6 +116,8 @@ void add_schedule(py::module_& module) {
           "watch", [](PlanControl& control) { control.watch(); }, "Looks for iterations from the next call on.")
       .def(
           "mark", [](PlanControl& control) { control.mark(); }, "An iteration begins with the next call.")
+      .def("demand", &PlanControl::demand, py::arg("calls"), py::arg("repetitions"),
+           "Iterations of so many calls are found after so many repetitions.")
       .def("newest", newest, py::arg("count"),
            "(group, signature, named candidate, whether it must stay as it is) of the newest calls.")
       .def("set_plan", set_plan, py::arg("groups"), py::arg("order"), py::arg("calls"),

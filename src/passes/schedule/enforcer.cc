@@ -13,7 +13,7 @@ namespace mcr {
 namespace {
 
 constexpr uint32_t kMotifs = MotifForm::kMost;
-constexpr std::size_t kDigests = 64;  // the rounds by which ranks may be apart
+constexpr std::size_t kDigests = 256;  // the rounds between two comparisons, and by which ranks may be apart
 // How long the order waits for a call that the program has not made. While a thread waits, another one may be about to
 // make it. Otherwise the program may compute, or be at its end; but it may also wait in a way that is not seen here (by
 // a future, or by asking whether a call is complete), in each iteration. So each such wait halves the next one.
@@ -32,37 +32,41 @@ uint32_t Enforcer::new_lane() {
 }
 
 void Enforcer::set_order(std::vector<PlanPlace> order, uint32_t calls, int64_t first) {
-  {
-    const std::lock_guard lock(mutex_);
-    uint32_t most = 0;
-    for (const auto& place : order) most = std::max(most, place.ahead);
-    order_ = std::move(order);
-    ++order_number_;
-    made_.assign(calls, first);
-    left_out_.assign(calls, false);
-    first_ = first;
-    round_ = first - most;
-    next_ = 0;
-    idle_ = kIdle;
-    idled_ = false;
-    missed_ = 0;
-    by_place_.clear();  // earlier calls are in no plan
-    flush_to_ = numbered_;
-    statistics_.digest = 0;
-    digests_.clear();
-    kept_ = !order_.empty();
-    end_hold();
-  }
+  change_order(std::move(order), calls, first);
   drive();
 }
 
 void Enforcer::leave_out(const std::vector<uint32_t>& calls) {
-  {
-    const std::lock_guard lock(mutex_);
-    for (const auto call : calls) left_out_.at(call) = true;
-    leave_order();
-  }
+  change_order(calls);
   drive();
+}
+
+void Enforcer::change_order(std::vector<PlanPlace> order, uint32_t calls, int64_t first) {
+  const std::lock_guard lock(mutex_);
+  uint32_t most = 0;
+  for (const auto& place : order) most = std::max(most, place.ahead);
+  order_ = std::move(order);
+  ++order_number_;
+  made_.assign(calls, first);
+  left_out_.assign(calls, false);
+  first_ = first;
+  round_ = first - most;
+  next_ = 0;
+  idle_ = kIdle;
+  idled_ = false;
+  missed_ = 0;
+  by_place_.clear();  // earlier calls are in no plan
+  flush_to_ = numbered_;
+  statistics_.digest = 0;
+  digests_.clear();
+  kept_ = !order_.empty();
+  end_hold();
+}
+
+void Enforcer::change_order(const std::vector<uint32_t>& left_out) {
+  const std::lock_guard lock(mutex_);
+  for (const auto call : left_out) left_out_.at(call) = true;
+  leave_order();
 }
 
 void Enforcer::submit(PlannedCall call) {

@@ -75,6 +75,9 @@ class Enforcer final : public Driver {
   void set_order(std::vector<PlanPlace> order, uint32_t calls, int64_t first);
   /// These calls are no longer made: the order goes on without them.
   void leave_out(const std::vector<uint32_t>& calls);
+  /// As these two, without issuing anything: the caller, which may hold a lock, has to call drive() then.
+  void change_order(std::vector<PlanPlace> order, uint32_t calls, int64_t first);
+  void change_order(const std::vector<uint32_t>& left_out);
 
   void submit(PlannedCall call);
   void drive() override;

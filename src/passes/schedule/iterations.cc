@@ -31,9 +31,24 @@ std::size_t IterationFinder::found() {
     const auto period = number - before;
     auto& run = runs_[period];
     run = {number, run.calls > 0 && run.last + 1 == number ? run.calls + 1 : 1};
-    if (shortest == 0 && run.calls > (kRepetitions - 1) * period && run.calls > kLeast) shortest = period;
+    if (shortest == 0 && run.calls > kLeast && repeated(period) && primitive(period)) shortest = period;
   }
   return shortest != 0 && least_rotation(shortest) ? shortest : 0;
+}
+
+// Whether the newest iteration of so many calls has been repeated as often as it must.
+bool IterationFinder::repeated(std::size_t period) const {
+  const auto demanded = demands_.find(period);
+  return runs_[period].calls > ((demanded == demands_.end() ? kRepetitions : demanded->second) - 1) * period;
+}
+
+// Whether the newest iteration does not consist of several shorter ones.
+bool IterationFinder::primitive(std::size_t period) const {
+  for (std::size_t part = 1; part <= period / 2; ++part) {
+    const auto& run = runs_[part];
+    if (period % part == 0 && run.last + 1 == count_ && run.calls + part >= period) return false;
+  }
+  return true;
 }
 
 std::size_t IterationFinder::marked() {
@@ -47,7 +62,7 @@ std::size_t IterationFinder::marked() {
   if (!std::exchange(marked_, false)) return 0;
   interval_ = std::exchange(since_mark_, 1) - 1;
   if (interval_ == 0 || interval_ > kLongest) return 0;
-  return runs_[interval_].last == number && runs_[interval_].calls > (kRepetitions - 1) * interval_ ? interval_ : 0;
+  return runs_[interval_].last == number && repeated(interval_) ? interval_ : 0;
 }
 
 void IterationFinder::mark() { marks_ = marked_ = true; }

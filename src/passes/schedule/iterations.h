@@ -25,6 +25,8 @@ class IterationFinder {
   std::size_t add(uint64_t signature, uint64_t group);
   /// The next call begins an iteration, as the program says: from now on iterations begin only at such calls.
   void mark();
+  /// Iterations of so many calls are found after so many repetitions.
+  void demand(std::size_t calls, std::size_t repetitions) { demands_[calls] = repetitions; }
   void reset();
 
  private:
@@ -44,6 +46,8 @@ class IterationFinder {
   const Seen& seen(std::size_t number) const { return seen_[number % seen_.size()]; }
   std::size_t found();
   std::size_t marked();
+  bool repeated(std::size_t period) const;
+  bool primitive(std::size_t period) const;
   bool least_rotation(std::size_t period) const;
 
   std::size_t count_ = 0;                                     // calls since the last reset; they have numbers from 0
@@ -52,6 +56,7 @@ class IterationFinder {
   std::vector<Run> runs_ = std::vector<Run>(kLongest + 1);    // by period
   bool marks_ = false, marked_ = false;                       // the program marks iterations; before the next call
   std::size_t since_mark_ = 0, interval_ = 0;                 // calls since the last mark, and between the last two
+  std::unordered_map<std::size_t, std::size_t> demands_;      // by period: repetitions
 };
 
 }  // namespace mcr

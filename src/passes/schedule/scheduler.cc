@@ -10,6 +10,7 @@
 #include "engine/flatten.h"
 #include "engine/stages.h"
 #include "engine/wait.h"
+#include "observe/activity.h"
 #include "observe/position.h"
 #include "observe/recorder.h"
 
@@ -22,7 +23,8 @@ constexpr std::chrono::milliseconds kSlice{20};
 
 constexpr uint64_t kHighest = uint64_t{1} << 63U;
 
-// Of what makes calls of different iterations equal. The counts of vectored calls change from one to the next.
+// Of what makes calls of different iterations equal, which is equal on all ranks: a root has other counts than the
+// others, and the counts of vectored calls change from one to the next.
 // Iterations begin where signatures are least: with a call of all ranks if there is one, as other groups may leave
 // their plans without the knowledge of the other ranks.
 uint64_t signature_of(const Passage& passage, bool all_ranks) {
@@ -33,10 +35,7 @@ uint64_t signature_of(const Passage& passage, bool all_ranks) {
       static_cast<uint64_t>(call.red) << 16U | static_cast<uint64_t>(call.vectored) << 24U |
       static_cast<uint64_t>(call.asynchronous) << 25U | static_cast<uint64_t>(call.device.type) << 26U);
   add(static_cast<uint64_t>(call.root));
-  if (!call.vectored) {
-    add(static_cast<uint64_t>(call.in.count));
-    add(static_cast<uint64_t>(call.out.count));
-  }
+  if (!call.vectored) add(static_cast<uint64_t>(message_elements(call, passage.group.size())));
   if (passage.slot != nullptr) add(std::hash<std::string>()(passage.slot->name));
   return all_ranks ? found & ~kHighest : found | kHighest;
 }
@@ -53,7 +52,6 @@ struct PlanControl::Step {
   Turn turn = {};
   std::optional<Event> event = {};
   int64_t value = 0;
-  std::vector<uint32_t> left = {};  // calls that are no longer made
 };
 
 struct PlanControl::Look {
@@ -73,6 +71,11 @@ void PlanControl::mark() {
   finder_.mark();
 }
 
+void PlanControl::demand(std::size_t calls, std::size_t repetitions) {
+  const std::lock_guard lock(mutex_);
+  finder_.demand(calls, repetitions);
+}
+
 std::vector<PlanControl::Seen> PlanControl::newest(std::size_t count) const {
   const std::lock_guard lock(mutex_);
   std::vector<Seen> found;
@@ -88,8 +91,9 @@ void PlanControl::set_plan(std::map<std::string, Forms> plans, std::vector<PlanP
     members_.clear();
     for (auto& [group, forms] : plans) members_[group].forms = std::make_shared<const Forms>(std::move(forms));
     iteration_ = 0;
+    enforcer_->change_order(std::move(order), calls, 0);  // no thread sees these plans with an earlier order
   }
-  enforcer_->set_order(std::move(order), calls, 0);
+  enforcer_->drive();
 }
 
 // Call with the lock held. The length of an iteration that the call begins, else 0.
@@ -120,7 +124,9 @@ PlanControl::Step PlanControl::step(const std::string& group, const What& what, 
   const auto& form = (*member.forms)[member.next];
   if (form.signature != what.signature) {
     Step step{.event = Event::Left, .value = form.call};
-    for (const auto& each : *member.forms) step.left.push_back(each.call);
+    std::vector<uint32_t> left;
+    for (const auto& each : *member.forms) left.push_back(each.call);
+    enforcer_->change_order(left);
     members_.erase(found);
     if (!watching_) look.seen = false;  // the handler may begin to watch, with this call
     return step;
@@ -139,7 +145,8 @@ PlanControl::Turn PlanControl::enter(const std::string& group, const What& what)
   for (;;) {
     const auto next = step(group, what, look);
     if (!next.event) return next.turn;
-    if (!next.left.empty()) enforcer_->leave_out(next.left);
+    if (next.event == Event::Left) enforcer_->drive();
+    const Activity::Pause pause;  // the handler may measure and wait for longer than the call's timeout
     handler_(*next.event, next.value);
   }
 }

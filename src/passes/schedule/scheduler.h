@@ -67,6 +67,8 @@ class PlanControl {
   void watch();
   /// The program says that an iteration begins with the next call.
   void mark();
+  /// Iterations of so many calls are found after so many repetitions.
+  void demand(std::size_t calls, std::size_t repetitions);
   /// The newest calls, oldest first.
   std::vector<Seen> newest(std::size_t count) const;
   /// Sets the plans of groups, by name, from the present call on, which must begin an iteration, and the order of their
