@@ -70,13 +70,13 @@ Activity::Pause::Pause() noexcept {
   if (of_thread_ == nullptr) return;
   const auto reading = read(*of_thread_);
   if (!reading) return;
-  what_ = reading->what;
+  call_ = reading->what;
   paused_ = true;
   of_thread_->turn.store(reading->turn + 1, std::memory_order_release);
 }
 
 Activity::Pause::~Pause() {
-  if (paused_) begin(*of_thread_, what_);
+  if (paused_) begin(*of_thread_, call_);
 }
 
 std::vector<Activity::Reading> Activity::all() {

@@ -52,7 +52,7 @@ class Activity {
     ~Pause();
 
    private:
-    What what_;
+    What call_;
     bool paused_ = false;
   };
 

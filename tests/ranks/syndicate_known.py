@@ -72,7 +72,7 @@ class _Ended:
 
 
 def without_a_store(phase: str) -> None:
-    """The store ends: there are no more plans, and the program goes on with the calls that it has."""
+    """When the store ends, planning ends on all ranks, and the program continues with right results."""
     session.start()
     with Planned(random_plans_of(4)) as planned:
         program = Program()

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
+from math import comb
 from typing import Any, NamedTuple
 
 from mcr_dl import _C
@@ -146,7 +147,7 @@ def measure(
         return None
     largest = _largest(needs, rows, first)
     pair = _pair(needs)
-    pairs = 0 if pair is None else len(list(combinations(iteration.channels(pair[0]), 2)))
+    pairs = 0 if pair is None else comb(len(iteration.channels(pair[0])), 2)
     repetitions = affordable(first, [each for _, each in largest], pairs)
     if repetitions:
         rows += [row for row, _ in largest]

@@ -294,11 +294,11 @@ class Replanner:
         self.plan = None if trying or not known.plans else known.plans[0]
         self._begin(Phase.TRYING if trying else Phase.STEADY)
 
-    def _meet(self, what: str, value: Any, decide: Callable[[list[Any]], Any], patience: float = _PATIENCE) -> Any:
+    def _meet(self, subject: str, value: Any, decide: Callable[[list[Any]], Any], patience: float = _PATIENCE) -> Any:
         assert self._meetings is not None
         if self.phase is not Phase.WATCHING:  # a late rank may come to what the others do some iterations later
-            what = f"{what}, iteration {self._count} of phase {self._phases}"
-        return self._meetings.meet(what, value, decide, patience)
+            subject = f"{subject}, iteration {self._count} of phase {self._phases}"
+        return self._meetings.meet(subject, value, decide, patience)
 
     def _fail(self) -> None:
         """The ranks have no common plan: perhaps there is no use in looking for more."""
