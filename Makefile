@@ -41,7 +41,7 @@ build: $(INSTALLED) ## Make or update all that is needed for `.venv/bin/python -
 	$(call STEP,compiling mcr_dl,build/cmake.log,$(CMAKE) --build build/cmake --parallel)
 	@$(CMAKE) --install build/cmake --prefix "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("platlib"))')" > build/install.log
 
-test: test-cpp test-python ## Run the tests (a third of the slow ones by the day; ARGS=--everything: all)
+test: test-cpp test-python ## Run the tests (a quarter of the slow ones by the day; ARGS=--everything: all)
 
 test-cpp: build/asan.tests build/tsan.tests ## Run the C++ tests of the core under the sanitizers
 

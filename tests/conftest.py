@@ -42,8 +42,8 @@ TIMED = {
     "test_watch",
 }
 
-# All tests take an hour and a half on two cores. Of these files, which take the most of it, a run of the whole suite
-# has a third of the tests; three seeds in a row (by default the days) have all. --everything runs all.
+# All tests take two hours on two slow cores. Of these files, which take the most of it, a run of the whole suite has a
+# quarter of the tests; four seeds in a row (by default the days) have all. --everything runs all.
 IN_TURNS = {
     "test_auto",
     "test_bench",
@@ -64,14 +64,19 @@ IN_TURNS = {
     "test_striped",
     "test_survive",
     "test_syndicate",
+    "test_syndicate_faults",
     "test_syndicate_torch",
     "test_testing",
     "test_torch_backend",
+    "test_torch_programs",
     "test_torch_training",
     "test_trials",
     "test_tune",
+    "test_tutorial",
+    "test_two_mpi",
+    "test_user_code",
 }
-TURNS = 3
+TURNS = 4
 
 # Open MPI's mpiexec sometimes fails to read the host's network interfaces, and then ends before it starts a rank.
 NOT_LAUNCHED = "The PMIx server.s lis"
@@ -105,7 +110,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_report_header(config: pytest.Config) -> str:
     """Name the share of the operations' cases and of the slow tests that runs."""
-    turns = f"; a third of the tests of {len(IN_TURNS)} slow files (--everything: all)" if _takes_turns(config) else ""
+    turns = f"; 1 of {TURNS} tests of {len(IN_TURNS)} slow files (--everything: all)" if _takes_turns(config) else ""
     return f"cases of the operation tests: MCR_TEST_SEED={SEED}{turns}"
 
 

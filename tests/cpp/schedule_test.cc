@@ -168,6 +168,7 @@ TEST(calls_that_are_left_out_do_not_hold_the_others) {
   calls.enforcer->set_order(Order{{1, 0, 0}, {0, 0, 0}}, 2, 0);
   calls.make(0, 0);
   calls.enforcer->leave_out({1});
+  calls.enforcer->drive();
   CHECK((calls.issued == Issued{{0, 0}}));
   calls.make(0, 1);
   CHECK(calls.issued.size() == 2);
@@ -178,6 +179,7 @@ TEST(a_new_order_begins_after_the_calls_of_the_old_one) {
   calls.enforcer->set_order(Order{{1, 0, 0}, {0, 0, 0}}, 2, 0);
   calls.make(0, 0, 1, false, calls.other);
   calls.enforcer->set_order(Order{{0, 0, 0}, {1, 0, 0}}, 2, 0);
+  calls.enforcer->drive();
   CHECK((calls.issued == Issued{{0, 0}}));
   calls.make(1, 0);
   CHECK(calls.issued.size() == 1);

@@ -25,6 +25,17 @@ _NOTICE = 1.0  # seconds from the end of the store to the notice of a rank that 
 Decide = Callable[[list[Any]], Any]
 
 
+def value_or_problem(make: Callable[[], Any]) -> dict[str, Any]:
+    """The ``value`` that other ranks wait for or, whatever error is raised here, the ``problem``'s text."""
+    try:
+        return {"value": make()}
+    except McrError as error:
+        return {"problem": str(error)}
+    except Exception as error:
+        _log.exception("schedule: an agreement has failed")
+        return {"problem": f"{type(error).__name__}: {error}"}
+
+
 class Meetings:
     """The meetings of one object that all ranks have: they take place in one order, and some ranks may be late.
 
@@ -112,13 +123,11 @@ class Meetings:
 
     @staticmethod
     def _answer(decide: Decide, values: list[Any]) -> dict[str, Any]:
-        try:
+        def value() -> Any:
             agreement.require_equal("meeting", [each["what"] for each in values])
-            return {"value": decide([each["value"] for each in values])}
-        except McrError as error:
-            return {"problem": str(error)}
-        except Exception as error:  # the others wait for an answer, whatever happens here
-            return {"problem": f"{type(error).__name__}: {error}"}
+            return decide([each["value"] for each in values])
+
+        return value_or_problem(value)
 
     def _until(self, condition: Callable[[], bool], patience: float, end: Callable[[], Any] = lambda: False) -> bool:
         """Whether a condition becomes true within so many seconds, and before ``end`` does."""

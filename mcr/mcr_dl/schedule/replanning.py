@@ -27,7 +27,7 @@ from mcr_dl.runtime import state
 from mcr_dl.schedule import captured, execution, measured
 from mcr_dl.schedule.captured import Captures
 from mcr_dl.schedule.known import KEPT, Event, Known, Phase, Settings, Turn
-from mcr_dl.schedule.meetings import Meetings
+from mcr_dl.schedule.meetings import Meetings, value_or_problem
 
 _log = logging.getLogger("mcr_dl")
 
@@ -215,20 +215,15 @@ class Replanner:
             return None
         result: Any = None
         if self._rank == 0:
-            try:
-                result = self.search(iteration, times, costs)
-            except McrError as error:
-                result = {"problem": str(error)}
-            except Exception as error:  # the other ranks wait for an answer, whatever happens here
-                _log.exception("Syndicate: the search for a plan has failed")
-                result = {"problem": f"{type(error).__name__}: {error}"}
+            result = value_or_problem(lambda: self.search(iteration, times, costs))
         answer = self._meet("plans", result, lambda values: values[0], _PATIENCE + 2 * self.settings.budget)
         if answer is None or "problem" in answer:
             _log.info("Syndicate: no plan: %s", (answer or {}).get("problem", "rank 0 has made none"))
             return None
         self._planning = time.perf_counter_ns() - begin
-        self._note("planned" if answer["plans"] else "none", answer["before"], answer["after"])
-        return answer["plans"] if self._commit(answer["plans"], iteration) else None
+        found = answer["value"]
+        self._note("planned" if found["plans"] else "none", found["before"], found["after"])
+        return found["plans"] if self._commit(found["plans"], iteration) else None
 
     def search(self, iteration: measured.Iteration, times: list[int], costs: Any) -> dict[str, Any]:
         """Plans that are worth a try, the fastest by simulation first; simulated ns without and with that one."""

@@ -32,16 +32,6 @@ uint32_t Enforcer::new_lane() {
 }
 
 void Enforcer::set_order(std::vector<PlanPlace> order, uint32_t calls, int64_t first) {
-  change_order(std::move(order), calls, first);
-  drive();
-}
-
-void Enforcer::leave_out(const std::vector<uint32_t>& calls) {
-  change_order(calls);
-  drive();
-}
-
-void Enforcer::change_order(std::vector<PlanPlace> order, uint32_t calls, int64_t first) {
   const std::lock_guard lock(mutex_);
   uint32_t most = 0;
   for (const auto& place : order) most = std::max(most, place.ahead);
@@ -63,9 +53,9 @@ void Enforcer::change_order(std::vector<PlanPlace> order, uint32_t calls, int64_
   end_hold();
 }
 
-void Enforcer::change_order(const std::vector<uint32_t>& left_out) {
+void Enforcer::leave_out(const std::vector<uint32_t>& calls) {
   const std::lock_guard lock(mutex_);
-  for (const auto call : left_out) left_out_.at(call) = true;
+  for (const auto call : calls) left_out_.at(call) = true;
   leave_order();
 }
 

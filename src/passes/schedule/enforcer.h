@@ -71,13 +71,11 @@ class Enforcer final : public Driver {
   uint32_t new_lane();
 
   /// Sets the order of the iterations from `first` on, whose calls are numbered below `calls`; an empty order is
-  /// program order. Calls that were submitted before are issued in program order.
+  /// program order. Calls that were submitted before are issued in program order. Neither this nor leave_out() issues
+  /// anything, as the caller may hold a lock: it calls drive() after releasing it.
   void set_order(std::vector<PlanPlace> order, uint32_t calls, int64_t first);
   /// These calls are no longer made: the order goes on without them.
   void leave_out(const std::vector<uint32_t>& calls);
-  /// As these two, without issuing anything: the caller, which may hold a lock, has to call drive() then.
-  void change_order(std::vector<PlanPlace> order, uint32_t calls, int64_t first);
-  void change_order(const std::vector<uint32_t>& left_out);
 
   void submit(PlannedCall call);
   void drive() override;

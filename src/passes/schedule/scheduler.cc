@@ -91,7 +91,7 @@ void PlanControl::set_plan(std::map<std::string, Forms> plans, std::vector<PlanP
     members_.clear();
     for (auto& [group, forms] : plans) members_[group].forms = std::make_shared<const Forms>(std::move(forms));
     iteration_ = 0;
-    enforcer_->change_order(std::move(order), calls, 0);  // no thread sees these plans with an earlier order
+    enforcer_->set_order(std::move(order), calls, 0);  // no thread sees these plans with an earlier order
   }
   enforcer_->drive();
 }
@@ -126,7 +126,7 @@ PlanControl::Step PlanControl::step(const std::string& group, const What& what, 
     Step step{.event = Event::Left, .value = form.call};
     std::vector<uint32_t> left;
     for (const auto& each : *member.forms) left.push_back(each.call);
-    enforcer_->change_order(left);
+    enforcer_->leave_out(left);
     members_.erase(found);
     if (!watching_) look.seen = false;  // the handler may begin to watch, with this call
     return step;
