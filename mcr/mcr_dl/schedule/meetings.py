@@ -12,7 +12,7 @@ import torch.distributed as torch_dist
 
 from mcr_dl import watch
 from mcr_dl.base import agreement
-from mcr_dl.base.errors import BackendError, CollectiveTimeoutError, McrError, PeerLostError
+from mcr_dl.base.errors import BackendError, CollectiveTimeoutError, InvalidArgumentError, McrError, PeerLostError
 from mcr_dl.libraries.pmi import own_connection
 from mcr_dl.runtime.rounds import Round, poll
 
@@ -34,6 +34,13 @@ def value_or_problem(make: Callable[[], Any]) -> dict[str, Any]:
     except Exception as error:
         _log.exception("schedule: an agreement has failed")
         return {"problem": f"{type(error).__name__}: {error}"}
+
+
+def value_of_rank_0(values: list[Any]) -> Any:
+    """The value that rank 0 has made by ``value_or_problem``. Raises InvalidArgumentError if it could not."""
+    if "problem" in values[0]:
+        raise InvalidArgumentError(values[0]["problem"])
+    return values[0]["value"]
 
 
 class Meetings:

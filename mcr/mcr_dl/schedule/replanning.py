@@ -27,7 +27,7 @@ from mcr_dl.runtime import state
 from mcr_dl.schedule import captured, execution, measured
 from mcr_dl.schedule.captured import Captures
 from mcr_dl.schedule.known import KEPT, Event, Known, Phase, Settings, Turn
-from mcr_dl.schedule.meetings import Meetings, value_or_problem
+from mcr_dl.schedule.meetings import Meetings, value_of_rank_0, value_or_problem
 
 _log = logging.getLogger("mcr_dl")
 
@@ -213,15 +213,11 @@ class Replanner:
         costs = None if mine is None else self._meet("costs", mine, measured.medians)
         if costs is None:
             return None
-        result: Any = None
-        if self._rank == 0:
-            result = value_or_problem(lambda: self.search(iteration, times, costs))
-        answer = self._meet("plans", result, lambda values: values[0], _PATIENCE + 2 * self.settings.budget)
-        if answer is None or "problem" in answer:
-            _log.info("Syndicate: no plan: %s", (answer or {}).get("problem", "rank 0 has made none"))
+        mine = value_or_problem(lambda: self.search(iteration, times, costs)) if self._rank == 0 else None
+        found = self._meet("plans", mine, value_of_rank_0, _PATIENCE + 2 * self.settings.budget)
+        if found is None:
             return None
         self._planning = time.perf_counter_ns() - begin
-        found = answer["value"]
         self._note("planned" if found["plans"] else "none", found["before"], found["after"])
         return found["plans"] if self._commit(found["plans"], iteration) else None
 
