@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <deque>
+#include <iterator>
 #include <utility>
 
 #include "base/error.h"
@@ -188,10 +189,10 @@ void Trials::conclude(Bucket& bucket) const {
   ++bucket.round;
   bucket.decided = bucket.round == kRounds.size();
   if (bucket.decided) return;
-  const auto slow =
-      std::ranges::stable_partition(bucket.tried, [&](const Candidate& each) { return each.cost <= limit; });
-  for (auto& each : slow) bucket.dropped.push_back(std::move(each));
-  bucket.tried.erase(slow.begin(), slow.end());
+  const auto slow = std::stable_partition(bucket.tried.begin(), bucket.tried.end(),
+                                          [&](const Candidate& each) { return each.cost <= limit; });
+  std::move(slow, bucket.tried.end(), std::back_inserter(bucket.dropped));
+  bucket.tried.erase(slow, bucket.tried.end());
   bucket.decided = bucket.tried.size() < 2;
   begin_round(bucket);
 }

@@ -204,7 +204,8 @@ Group::Slot* Group::with_share(const Candidate& candidate) {
   if (whole->communicator == nullptr) return nullptr;   // another thread has closed the group
   if (auto* slot = slot_in(named_, name)) return slot;  // another thread was faster
   const auto variant = StripedCommunicator::variant_with(candidate.variant);
-  return &named_.emplace_back(whole->backend, whole->communicator, name, variant, whole->streams, whole->striped);
+  named_.push_back({whole->backend, whole->communicator, name, variant, whole->streams, whole->striped});
+  return &named_.back();
 }
 
 int Group::group_rank(int global_rank) const {

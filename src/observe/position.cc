@@ -5,7 +5,6 @@
 #include <bit>
 #include <list>
 #include <mutex>
-#include <ranges>
 #include <thread>
 #include <utility>
 
@@ -106,8 +105,9 @@ void Position::forget_losses() {
 
 const std::string* Position::lost(const std::string& label) {
   const std::lock_guard lock(living().mutex);
-  for (const auto& one : living().all | std::views::reverse) {
-    const auto position = one.lock();
+  const auto& all = living().all;
+  for (auto one = all.rbegin(); one != all.rend(); ++one) {
+    const auto position = one->lock();
     if (position != nullptr && position->label() == label) return position->lost();
   }
   return nullptr;

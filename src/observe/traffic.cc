@@ -2,7 +2,6 @@
 #include "observe/traffic.h"
 
 #include <algorithm>
-#include <ranges>
 
 namespace mcr {
 
@@ -33,9 +32,8 @@ void Traffic::add(const Call& call, const std::string* backend, const std::strin
 }
 
 void Traffic::withdraw(int64_t number) {
-  const auto newest = runs_ | std::views::reverse;
-  const auto found = std::ranges::find(newest, number, &Run::last);
-  if (found == newest.end()) {
+  const auto found = std::ranges::find(runs_.rbegin(), runs_.rend(), number, &Run::last);
+  if (found == runs_.rend()) {
     lost_ = true;  // it has been taken, or another thread's message has followed
     return;
   }

@@ -10,7 +10,8 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
   const std::string text(reinterpret_cast<const char*>(data), size);
   try {
     const auto found = Candidate::parse(text);
-    PROMISE(!found.backend.empty() && (found.parts.empty() || found.parts.size() == 2));
+    PROMISE(!found.backend.empty());
+    PROMISE(found.parts.empty() || (found.hierarchical() ? found.parts.size() >= 2 : found.parts.size() == 2));
     // Its spelling says the same, and is the only one.
     const auto again = Candidate::parse(found.text());
     PROMISE(again.text() == found.text() && again.name() == found.name() && again.backend == found.backend);
