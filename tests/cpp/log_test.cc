@@ -20,8 +20,9 @@ class Gate : public Request {
  public:
   Gate(const std::atomic<bool>& open, std::string problem) : open_(open), problem_(std::move(problem)) {}
   bool poll() override {
-    if (open_ && !problem_.empty()) throw Error(ErrorCode::Backend, problem_);
-    return open_;
+    const bool open = open_;  // one read: the gate may open at any time
+    if (open && !problem_.empty()) throw Error(ErrorCode::Backend, problem_);
+    return open;
   }
   int source() const override { return 3; }
 
