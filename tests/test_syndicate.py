@@ -17,6 +17,7 @@ from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.planner import lanes
 from mcr_dl.planner.plans import Planner
 from mcr_dl.schedule import Syndicate, known, measured, plan_trace, replanning
+from mcr_dl.schedule.slowdown import Slowdown
 from mcr_dl.testing import plan_graphs
 from ranks import syndicate, syndicate_groups, syndicate_known, syndicate_late
 
@@ -148,6 +149,32 @@ def test_old_decisions_are_deleted() -> None:
     for number in range(1000):
         replanner._post(str(number), ["go", None])
     assert store.num_keys() <= replanning._KEPT_POSTS + 1
+
+
+PRICE = 4.0  # of making a plan
+WINDOWS = {  # the time of each of 10 iterations and for how long the order holds motifs back in it, in each window
+    "equal": ([(100, 0)] * 9, False),
+    "a little slower": ([(100, 0), *[(104, 0)] * 9], False),
+    "twice slower": ([(100, 0), *[(200, 0)] * 2], False),
+    "slower": ([(100, 0), *[(106, 0)] * 3], True),
+    "faster, then as before": ([(100, 0), *[(50, 0)] * 3, *[(100, 0)] * 9], False),
+    "slower with interruptions": ([(100, 0), *[(200, 0), (200, 0), (100, 0)] * 5], False),
+    "held back as before": ([(100, 50)] * 9, False),
+    "held back for longer": ([(100, 50), *[(100, 56)] * 3], True),
+    "held back for a little longer": ([(100, 50), *[(100, 54)] * 9], False),
+    "slower again": ([(100, 0), (200, 0), (100, 0), *[(102, 7)] * 3], True),
+}
+
+
+@pytest.mark.parametrize("case", WINDOWS)
+def test_when_iterations_are_slower(case: str) -> None:
+    """Three windows in a row, by more than 5 % of an iteration of the first one."""
+    windows, expected = WINDOWS[case]
+    slowdown = Slowdown()
+    for time, held in windows:
+        slowdown.add([time] * 9 + [20 * time], 10 * held)  # one disturbed iteration does not matter
+    assert slowdown.calls_for_a_plan(PRICE) is expected
+    assert not slowdown.calls_for_a_plan(1000 * PRICE)  # not worth it
 
 
 def test_a_search_begins_with_the_present_plan() -> None:

@@ -179,7 +179,7 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "@property def _label(self) -> str:",
         "@property def _any_form(self) -> bool:",
         "def _set_any_form(self, any_form: bool) -> None:",
-        "def _connect(self, backend: str, path: str, foreign: Any, store: Any = ...) -> None:",
+        "def _connect(self, backend: str, path: str, existing: Any, store: Any = ...) -> None:",
         "def _streams(self, backend: str) -> str | None:",
         "def _has(self, candidate: str) -> bool:",
         "def _connect_hierarchy(self, backend: str, lines: list[list[int]], "

@@ -59,8 +59,8 @@ Schedule::Id Schedule::issue(const Call& call, After after, uint8_t part) {
   return id;
 }
 
-bool Schedule::poll(Id id, bool hurried) {
-  hurried_ = hurried;
+bool Schedule::poll(Id id, bool expedited) {
+  expedited_ = expedited;
   return run_step(tasks_[id]);
 }
 

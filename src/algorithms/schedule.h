@@ -94,11 +94,11 @@ class Schedule {
   Id decode(const Call& operands, Function function, After after = {}) {
     return add(Task::Kind::Decode, operands, after, step(std::move(function)));
   }
-  /// `function(hurried)` never waits; it returns true to end the task. `hurried`: a thread waits for the schedule.
+  /// `function(expedited)` never waits; it returns true to end the task. `expedited`: a thread waits for the schedule.
   template <class Function>
   Id wait(Function function) {
     return add(Task::Kind::Wait, {}, {},
-               step([poll = std::move(function)](Schedule& run) { return poll(run.hurried_); }));
+               step([poll = std::move(function)](Schedule& run) { return poll(run.expedited_); }));
   }
 
   /// Predecessors that make an Issue late, as it is on other ranks: these, and if none of them is late, a Wait that
@@ -141,7 +141,7 @@ class Schedule {
   /// Runs a task that is neither an Issue nor a Wait.
   void compute(Id id);
   /// Polls a Wait; true once it has ended.
-  bool poll(Id id, bool hurried = false);
+  bool poll(Id id, bool expedited = false);
 
  private:
   static constexpr std::size_t kUsual = 8;  // tasks
@@ -178,7 +178,7 @@ class Schedule {
   std::pmr::vector<Scratch> memory_{&block_};
   uint32_t stages_ = 0;  // late Issues so far
   int source_ = -1;
-  bool hurried_ = false;  // for the Wait that is being polled
+  bool expedited_ = false;  // for the Wait that is being polled
 };
 
 }  // namespace mcr

@@ -60,8 +60,8 @@ class StreamPoint {
   const Stream& caller() const { return caller_; }
   /// The caller's stream is not torch's, so it is not the current stream when the caller waits: wait() makes it wait
   /// too.
-  void set_foreign() { foreign_.store(true, std::memory_order_relaxed); }
-  bool foreign() const { return foreign_.load(std::memory_order_relaxed); }
+  void set_external_stream() { external_stream_.store(true, std::memory_order_relaxed); }
+  bool external_stream() const { return external_stream_.load(std::memory_order_relaxed); }
   /// The stream on which it was recorded.
   const Stream& stream() const { return stream_; }
   /// Captured into a graph: the host learns nothing from the event.
@@ -73,7 +73,7 @@ class StreamPoint {
   bool captured_;
   std::optional<Error> failure_;
   std::atomic<bool> recorded_{false};
-  std::atomic<bool> foreign_{false};
+  std::atomic<bool> external_stream_{false};
 };
 
 }  // namespace mcr

@@ -54,25 +54,23 @@ const std::string* matched_by(const Passage& passage) {
   return slot != nullptr && slot->striped == nullptr ? &slot->backend.name : candidate(passage);
 }
 
-constexpr std::string_view kDestroyed = "the group has been destroyed";
-
 int64_t enter(Passage& passage, std::shared_ptr<const Chain>* chain = nullptr) {
   const bool message = row(passage.call.op).is(kPeer);
   const auto* name = message ? matched_by(passage) : candidate(passage);
-  const auto number = passage.group.position().enter(passage.call, name, passage.trail.bytes, chain);
-  if (number == Position::kClosed) throw refusal(passage, ErrorCode::NotInitialized, std::string(kDestroyed));
+  const auto number = passage.group.position().enter(passage.call, name, passage.notes.bytes, chain);
+  if (number == Position::kClosed) throw refusal(passage, destroyed_group());
   return number;
 }
 
 // Prepares every call, before any pass sees it. False: there is nothing to do. A call that goes through passes has no
 // number yet; another one is inside its group.
 bool admit(Passage& passage) {
-  auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage;
+  auto& [group, slot, call, plan, asynchronous, interrupt, notes] = passage;
   try {
     Stop::check();
     if (const auto* lost = group.position().lost()) [[unlikely]]
       throw Error(ErrorCode::PeerLost, *lost);
-    if (group.closed()) throw Error(ErrorCode::NotInitialized, std::string(kDestroyed));
+    if (group.closed()) throw destroyed_group();
     flatten(call, plan);
     validate(call, plan, group.rank(), group.size());
   } catch (const Error& error) {
@@ -81,8 +79,8 @@ bool admit(Passage& passage) {
   if (call.timeout.count() == 0) call.timeout = group.spec().timeout;
   if (empty(call)) return false;
   call.asynchronous = asynchronous && !call.any_form;
-  trail.bytes = message_bytes(call, group.size());
-  trail.seq = enter(passage);
+  notes.bytes = message_bytes(call, group.size());
+  notes.seq = enter(passage);
   return true;
 }
 
@@ -90,15 +88,15 @@ bool admit(Passage& passage) {
 // another thread has removed the passes meanwhile.
 std::shared_ptr<const Chain> enter_with_passes(Passage& passage) {
   std::shared_ptr<const Chain> chain;
-  passage.trail.seq = enter(passage, &chain);
+  passage.notes.seq = enter(passage, &chain);
   return chain == nullptr ? std::make_shared<const Chain>() : chain;
 }
 
 Activity::What activity_of(const Passage& passage) {
   return {.label = &passage.group.position().label(),
           .backend = candidate(passage),
-          .seq = passage.trail.seq,
-          .bytes = passage.trail.bytes,
+          .seq = passage.notes.seq,
+          .bytes = passage.notes.bytes,
           .limit = passage.call.timeout,
           .op = passage.call.op};
 }
@@ -109,19 +107,19 @@ auto counted(Passage& passage, const Body& body) {
   try {
     return body();
   } catch (...) {
-    passage.plan.sent = passage.trail.sent;
-    if (!passage.trail.sent && !row(passage.call.op).is(kPeer)) passage.group.position().withdraw(passage.trail.seq);
+    passage.plan.sent = passage.notes.sent;
+    if (!passage.notes.sent && !row(passage.call.op).is(kPeer)) passage.group.position().withdraw(passage.notes.seq);
     throw;
   }
 }
 
 std::shared_ptr<Work> make_work(Passage& passage, std::vector<std::unique_ptr<Request>> requests,
                                 std::shared_ptr<StreamPoint> point = nullptr, bool brief = false) {
-  auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage;
+  auto& [group, slot, call, plan, asynchronous, interrupt, notes] = passage;
   if (plan.keep != nullptr) plan.kept = plan.keep(plan.keeper);
   auto& chosen = slot == nullptr ? group.slots().front() : *slot;
   auto made = make_pooled<Work>(Work::Context{call.op, &group.position().label(), &chosen.name, chosen.communicator,
-                                              &chosen.backend.progress, call.timeout, trail.seq, trail.bytes, brief},
+                                              &chosen.backend.progress, call.timeout, notes.seq, notes.bytes, brief},
                                 std::move(plan));
   made->attach(std::move(requests));
   made->set_point(std::move(point));
@@ -235,8 +233,8 @@ class Issue {
   }
 
   Group::Slot& choose() {
-    auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage_;
-    const auto bytes = timing_.direct ? trail.bytes : message_bytes(call, group.size());
+    auto& [group, slot, call, plan, asynchronous, interrupt, notes] = passage_;
+    const auto bytes = timing_.direct ? notes.bytes : message_bytes(call, group.size());
     for (;;) {
       if (auto* chosen = group.choose(call, bytes, timing_)) [[likely]]
         return *chosen;
@@ -252,7 +250,7 @@ class Issue {
     const auto begin = std::chrono::steady_clock::now();
     group.selector().await_trials(passage_.call, [&] {
       check_wait(group.position().lost(), passage_.interrupt, peer_lost);
-      if (group.closed()) throw Error(ErrorCode::NotInitialized, std::string(kDestroyed));
+      if (group.closed()) throw destroyed_group();
       if (std::chrono::steady_clock::now() - begin < limit) return;
       throw Error(ErrorCode::Timeout, "timed out: the ranks have not agreed on a candidate within the timeout of " +
                                           std::to_string(limit.count()) + " ms");
@@ -260,7 +258,7 @@ class Issue {
   }
 
   void prepare() {
-    auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage_;
+    auto& [group, slot, call, plan, asynchronous, interrupt, notes] = passage_;
     if (call.coding != nullptr && (call.coding->codec != nullptr || call.coding->automatic)) {
       throw Error(ErrorCode::InvalidArgument, "codec '" + call.coding->text +
                                                   "': expected the pass \"compress\" in the group's chain, which " +
@@ -304,10 +302,10 @@ class Issue {
   // Adds the last steps to the plan in the order in which they must run: combine, finish the reduction, copy to the
   // outputs.
   void issue(Lane& lane) {
-    auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage_;
+    auto& [group, slot, call, plan, asynchronous, interrupt, notes] = passage_;
     auto& communicator = *slot->communicator;
     decision_.reduction.prepare(call, plan, group.rank());
-    mark_sent(trail);
+    mark_sent(notes);
     if (decision_.form == Form::Emulated) {
       const auto schedule = Schedule::make();
       emulate(call, group.rank(), group.size(), *schedule);
@@ -344,7 +342,7 @@ class Issue {
     try {
       throw;
     } catch (const Error& error) {
-      const auto number = passage_.trail.seq;
+      const auto number = passage_.notes.seq;
       if (!prepared_ && number != 0 && row(passage_.call.op).is(kPeer)) {
         passage_.group.position().withdraw_message(number);
       }
@@ -379,7 +377,7 @@ Error refusal(const Passage& passage, const Error& error) {
   const auto code = error.code();
   if (error.cause() != nullptr) return Error(code, text).caused_by(error.cause());
   if (code != ErrorCode::Backend && code != ErrorCode::Timeout) return {code, text};
-  return {code, text, Subject{*passage.group.label(), passage.trail.seq, row(passage.call.op).is(kPeer)}};
+  return {code, text, Subject{*passage.group.label(), passage.notes.seq, row(passage.call.op).is(kPeer)}};
 }
 
 std::shared_ptr<Work> hold(Passage& passage, std::unique_ptr<Request> request) {
@@ -390,7 +388,7 @@ std::shared_ptr<Work> hold(Passage& passage, std::unique_ptr<Request> request) {
 
 std::shared_ptr<Work> hold(Passage& passage, std::vector<std::unique_ptr<Request>> requests,
                            std::shared_ptr<StreamPoint> point) {
-  passage.trail.sent = true;
+  passage.notes.sent = true;
   unflatten(passage.call, passage.plan);
   auto work = make_work(passage, std::move(requests), std::move(point));
   watch(work);
@@ -416,7 +414,7 @@ Outcome Next::operator()(Passage& passage) const {
 int run(Group& group, Group::Slot* slot, Call& call, Plan& plan, Interrupt interrupt, CallerLock* lock) {
   Passage passage{group, slot, call, plan, false, interrupt};
   if (!admit(passage)) return -1;
-  if (passage.trail.seq == 0) [[unlikely]] {
+  if (passage.notes.seq == 0) [[unlikely]] {
     release(lock);
     const auto chain = enter_with_passes(passage);
     const Group::Inside inside(group, std::adopt_lock);
@@ -432,7 +430,7 @@ std::shared_ptr<Work> start(Group& group, Group::Slot* slot, Call& call, Plan& p
                             Interrupt interrupt) {
   Passage passage{group, slot, call, plan, true, interrupt};
   if (!admit(passage)) return nothing_to_do(passage);
-  if (passage.trail.seq == 0) [[unlikely]] {
+  if (passage.notes.seq == 0) [[unlikely]] {
     release(lock);
     const auto chain = enter_with_passes(passage);
     const Group::Inside inside(group, std::adopt_lock);
@@ -445,7 +443,7 @@ std::shared_ptr<Work> start(Group& group, Group::Slot* slot, Call& call, Plan& p
 std::shared_ptr<Work> start_around_passes(Group& group, Group::Slot* slot, Call& call, Plan& plan) {
   Passage passage{group, slot, call, plan, true};
   if (!admit(passage)) return nothing_to_do(passage);
-  if (passage.trail.seq == 0) enter_with_passes(passage);
+  if (passage.notes.seq == 0) enter_with_passes(passage);
   const Group::Inside inside(group, std::adopt_lock);
   return Issue(passage, nullptr, false).start();
 }

@@ -27,8 +27,8 @@ class RunRequest : public Request {
   RunRequest(std::shared_ptr<Driver> driver, std::shared_ptr<Run> run)
       : driver_(std::move(driver)), run_(std::move(run)) {}
   bool block(std::chrono::nanoseconds limit) override { return run_->block(limit); }
-  void hurry() override {
-    run_->hurry();
+  void expedite() override {
+    run_->expedite();
     if (driver_ != nullptr) driver_->drive();
   }
   std::string behind() const override {
@@ -78,7 +78,7 @@ class WorkRequest final : public Request {
     work_->wait_for(limit);
     return true;
   }
-  void hurry() override { work_->wait_for(std::chrono::nanoseconds(0)); }
+  void expedite() override { work_->wait_for(std::chrono::nanoseconds(0)); }
   std::string behind() const override { return work_->behind(); }
   int source() const override { return work_->source(); }
   void abandon() override { work_->abandon(); }
@@ -183,7 +183,7 @@ void Run::take(Schedule::Id id, const Start& start) {
     if (step.requests.empty()) step.state = State::Done;
     notify(step);
   } else if (task.kind == Task::Kind::Wait) {
-    if (schedule_->poll(id, hurried())) step.state = State::Done;
+    if (schedule_->poll(id, expedited())) step.state = State::Done;
   } else {
     schedule_->compute(id);
     step.state = State::Done;
@@ -192,9 +192,9 @@ void Run::take(Schedule::Id id, const Start& start) {
 
 // Only once per step: a request passes it on to the operations that it starts later, and a poll must stay cheap.
 void Run::notify(Step& step) const {
-  if (!step.hurried && hurried()) {
-    step.hurried = true;
-    for (const auto& request : step.requests) request->hurry();
+  if (!step.expedited && expedited()) {
+    step.expedited = true;
+    for (const auto& request : step.requests) request->expedite();
   }
   if (!step.abandoned && abandoned()) {
     step.abandoned = true;
@@ -289,14 +289,14 @@ Executor::Executor(bool ordered, Progress* progress, uint32_t stages)
     : ordered_(ordered), progress_(progress), stages_(stages) {}
 
 Executor::~Executor() {
-  if (listed_ && progress_ != nullptr) progress_->relax();
+  if (listed_ && progress_ != nullptr) progress_->poll_seldom();
 }
 
 // Call with the mutex held.
 void Executor::set_pending(bool pending) {
   if (listed_ == pending) return;
   listed_ = pending;
-  if (progress_ != nullptr) pending ? progress_->look_often() : progress_->relax();
+  if (progress_ != nullptr) pending ? progress_->poll_often() : progress_->poll_seldom();
   if (!ordered_) return;
   const std::lock_guard lock(list().mutex);
   if (pending) {
@@ -349,10 +349,10 @@ void Executor::recount() {
   set_pending(awaited());
 }
 
-void Executor::hurry() {
+void Executor::expedite() {
   {
     const std::lock_guard lock(mutex_);
-    for (const auto& run : runs_) run->hurry();
+    for (const auto& run : runs_) run->expedite();
   }
   drive();
 }
@@ -375,7 +375,7 @@ bool Driver::repeat(std::chrono::nanoseconds limit, const std::function<bool()>&
 
 bool Executor::synchronize(std::chrono::nanoseconds limit) {
   return repeat(limit, [this] {
-    hurry();
+    expedite();
     return statistics().queued == 0;
   });
 }
@@ -388,7 +388,7 @@ void Executor::finish(const Position& position, std::chrono::milliseconds limit,
       const std::lock_guard lock(list().mutex);
       all = list().all;
     }
-    for (const auto& one : all) one->hurry();
+    for (const auto& one : all) one->expedite();
     if (!any()) return;
     std::this_thread::yield();
     if (round % kRounds != 0) continue;

@@ -59,9 +59,9 @@ class Run {
   bool finished();
   /// Ends a run that cannot go on, for the thread that drives: nothing more is started, and poll() throws this error.
   void stop(const Error& error);
-  /// A thread waits: hurries the running requests and those still to be started.
-  void hurry() { hurried_.store(true, std::memory_order_relaxed); }
-  bool hurried() const { return hurried_.load(std::memory_order_relaxed); }
+  /// A thread waits: expedites the running requests and those still to be started.
+  void expedite() { expedited_.store(true, std::memory_order_relaxed); }
+  bool expedited() const { return expedited_.load(std::memory_order_relaxed); }
   /// The call has ended: the run goes on, in its order, but other calls do not wait for it. False if that was known.
   bool abandon() { return !abandoned_.exchange(true, std::memory_order_relaxed); }
   /// Another call needs the run, too. False if it was not abandoned.
@@ -75,8 +75,8 @@ class Run {
   enum class State : uint8_t { Waiting, Running, Done };
   struct Step {
     State state = State::Waiting;
-    bool hurried = false, abandoned = false;  // the requests know
-    std::size_t next = 0;                     // requests before it are complete
+    bool expedited = false, abandoned = false;  // the requests know
+    std::size_t next = 0;                       // requests before it are complete
     Requests requests;
   };
 
@@ -99,7 +99,7 @@ class Run {
   std::chrono::steady_clock::time_point polled_;  // the last time that the next late Issue was not ready
   std::optional<Error> failure_;
   std::atomic<bool> issued_{false};
-  std::atomic<bool> hurried_{false};
+  std::atomic<bool> expedited_{false};
   std::atomic<bool> abandoned_{false};
 };
 
@@ -151,8 +151,8 @@ class Executor final : public Driver, public std::enable_shared_from_this<Execut
   void submit(std::shared_ptr<Run> run, const Start& first);
   /// Polling one run thus also advances the runs before it.
   void drive() override;
-  /// A thread waits: hurries all runs, and drives.
-  void hurry();
+  /// A thread waits: expedites all runs, and drives.
+  void expedite();
   /// Hurries until no late Issue is to come; false if the time runs out first.
   bool synchronize(std::chrono::nanoseconds limit);
   ExecutorStatistics statistics() const;

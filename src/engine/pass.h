@@ -16,7 +16,7 @@
 namespace mcr {
 
 /// The effects of inner passes on a call, for the record of an outer pass.
-struct Trail {
+struct CallNotes {
   int64_t seq = 0;                     // the call's number in its group
   int64_t bytes = -1;                  // the data's size as in tables
   bool fused = false;                  // it shares a buffer with others
@@ -25,12 +25,12 @@ struct Trail {
   std::shared_ptr<DeviceTimes> times;  // these times, once a device has the call
   int64_t sent_bytes = -1;             // what this rank passes to the backend, if it differs from the call's size
   bool sent = false;                   // a backend may have got a part of the call, or a pass holds the call
-  Trail* whole = nullptr;              // of the call that this one is a part of, if that is still being made
+  CallNotes* whole = nullptr;          // of the call that this one is a part of, if that is still being made
 };
 
 /// Before a backend gets the call.
-inline void mark_sent(Trail& trail) {
-  for (auto* each = &trail; each != nullptr; each = each->whole) each->sent = true;
+inline void mark_sent(CallNotes& notes) {
+  for (auto* each = &notes; each != nullptr; each = each->whole) each->sent = true;
 }
 
 /// A call on its way through the chain. It is valid and each of its lists is one buffer; the plan holds the copies
@@ -42,7 +42,7 @@ struct Passage {
   Plan& plan;
   bool asynchronous;
   Interrupt interrupt = nullptr;
-  Trail trail = {};
+  CallNotes notes = {};
 };
 
 /// The outcome of a call.

@@ -175,7 +175,7 @@ class StagedEnd final : public Request {
     point_->record(inward_);
     return true;
   }
-  void hurry() override { staged_->hurry(); }
+  void expedite() override { staged_->expedite(); }
   void abandon() override { staged_->abandon(); }
   int source() const override { return staged_->source(); }
 

@@ -79,16 +79,16 @@ class Passed final : public Request, public Pooled<Passed> {
 
 // Times the operation, if requested and if the device runs it now.
 std::shared_ptr<DeviceTimes> timing(Passage& passage, const Stream& stream) {
-  if (!passage.trail.timed || stream.device.type == DeviceType::CPU) return nullptr;
+  if (!passage.notes.timed || stream.device.type == DeviceType::CPU) return nullptr;
   if (DeviceRuntime::of(stream.device.type).capturing(stream)) return nullptr;
-  return passage.trail.times = std::make_shared<DeviceTimes>(stream);
+  return passage.notes.times = std::make_shared<DeviceTimes>(stream);
 }
 
 void enqueue(Passage& passage, Lane& lane) {
-  auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage;
+  auto& [group, slot, call, plan, asynchronous, interrupt, notes] = passage;
   const auto times = timing(passage, lane.stream());
   for (const auto& copy : plan.before) copy(lane.stream());
-  mark_sent(trail);
+  mark_sent(notes);
   slot->communicator->issue(call, lane);
   unflatten(call, plan);
   for (const auto& copy : plan.behind) copy(lane.stream());
@@ -194,7 +194,7 @@ class Batch::Member {
     point_->follow(lane_.stream(), before);
     if (auto times = timing(passage, lane_.stream())) times_.push_back(std::move(times));
     for (const auto& copy : plan.before) copy(lane_.stream());
-    mark_sent(passage.trail);
+    mark_sent(passage.notes);
     communicator_->issue(passage.call, lane_);
     unflatten(passage.call, plan);
     behind_.insert(behind_.end(), plan.behind.begin(), plan.behind.end());

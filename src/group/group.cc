@@ -48,9 +48,9 @@ Group::Group(GroupSpec spec)
                                spec_.ranks, spec_.rank)),
       selector_(spec_.size()) {}
 
-void Group::connect(Registry::Entry& backend, uintptr_t foreign, Store* store) {
+void Group::connect(Registry::Entry& backend, uintptr_t existing, Store* store) {
   GroupSpec spec = spec_;
-  spec.foreign = foreign;
+  spec.existing = existing;
   spec.store = store;
   const std::function<void()> check = [this] {
     Stop::check();
@@ -126,7 +126,7 @@ void Group::disconnect(std::string_view name) {
 }
 
 Group::Inside::Inside(Group& group) : group_(group) {
-  if (!group.position_->stay()) throw Error(ErrorCode::NotInitialized, "the group has been destroyed");
+  if (!group.position_->stay()) throw destroyed_group();
 }
 
 void Group::close() {

@@ -22,6 +22,9 @@ struct Candidate;
 class Stages;
 class Staging;
 
+/// The error of a call on a group that is closed.
+inline Error destroyed_group() { return {ErrorCode::NotInitialized, "the group has been destroyed"}; }
+
 /// A set of ranks and its communicators, one per backend, with each backend's variants as candidates. Communicators are
 /// made with the group, not on first use: making one is a collective, and a first use may be a send that only two ranks
 /// take part in.
@@ -52,9 +55,9 @@ class Group : public std::enable_shared_from_this<Group> {
     Group& group_;
   };
 
-  /// Makes the communicator of one more backend. Collective. Not concurrently with calls on this group. `foreign` and
+  /// Makes the communicator of one more backend. Collective. Not concurrently with calls on this group. `existing` and
   /// `store` as in GroupSpec.
-  void connect(Registry::Entry& backend, uintptr_t foreign, Store* store = nullptr);
+  void connect(Registry::Entry& backend, uintptr_t existing, Store* store = nullptr);
   /// Adds a communicator that consists of others. Under the rules of connect().
   void adopt(Registry::Entry& backend, std::unique_ptr<Communicator> communicator);
   /// Sets how communicators are destroyed from now on, by the thread that releases the last reference. Destruction may

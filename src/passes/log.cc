@@ -20,9 +20,9 @@ uint32_t this_thread() {
 // Sets the fields that are known after the rest of the chain has handled the call.
 void hand_over(Record& record, const Passage& passage) {
   if (passage.slot != nullptr) record.backend = &passage.slot->name;
-  record.fused = passage.trail.fused ? 1 : 0;
-  record.codec = passage.trail.codec;
-  record.sent_bytes = passage.trail.sent_bytes;
+  record.fused = passage.notes.fused ? 1 : 0;
+  record.codec = passage.notes.codec;
+  record.sent_bytes = passage.notes.sent_bytes;
 }
 
 void finish(int64_t number, const Passage& passage, CallState state, int source) {
@@ -98,10 +98,10 @@ Outcome Log::handle(Passage& passage, const Next& next) {
   const auto seq = counter.fetch_add(1, std::memory_order_relaxed) + 1;
   if (!ops_.test(static_cast<std::size_t>(op))) return next(passage);
   const auto number = record(passage, seq);
-  passage.trail.timed = true;
+  passage.notes.timed = true;
   try {
     auto outcome = next(passage);
-    const auto& times = passage.trail.times;
+    const auto& times = passage.notes.times;
     if (outcome.work != nullptr) {
       follow(number, passage, *outcome.work);
     } else if (times != nullptr) {

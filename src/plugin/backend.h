@@ -38,7 +38,7 @@ struct GroupSpec {
   std::chrono::milliseconds timeout{0};
   /// A communicator made elsewhere that this one uses, 0 if none: an MPI_Comm, or the address of a c10d::Backend. The
   /// caller keeps it alive during connect().
-  uintptr_t foreign = 0;
+  uintptr_t existing = 0;
   Store* store = nullptr;  // only during connect()
   /// Throws if the group has lost a rank. Waits in connect() call it often. Null: they need not. Only during connect().
   const std::function<void()>* check = nullptr;

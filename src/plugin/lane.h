@@ -12,7 +12,7 @@
 
 namespace mcr {
 
-/// A started operation of a host backend. Not thread-safe, except that block(), hurry() and abandon() may run
+/// A started operation of a host backend. Not thread-safe, except that block(), expedite() and abandon() may run
 /// concurrently with poll(); Work serialises the rest.
 class Request {
  public:
@@ -25,7 +25,7 @@ class Request {
     return false;
   }
   /// A thread waits for this operation: stop batching and issue it now. Cheap; may be called more than once.
-  virtual void hurry() {}
+  virtual void expedite() {}
   /// Names the operation that must be issued before this one, for error messages; empty once this one is issued.
   virtual std::string behind() const { return {}; }
   /// poll() has thrown, and an operation that this request stands for is still running. Then poll() is called on: it

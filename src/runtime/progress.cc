@@ -71,10 +71,10 @@ void Progress::forget(const Work& work) {
   }
 }
 
-void Progress::hasten() {
-  if (hurried_.fetch_add(1, std::memory_order_relaxed) > 0) return;
+void Progress::poll_often_now() {
+  if (frequent_.fetch_add(1, std::memory_order_relaxed) > 0) return;
   std::lock_guard lock(mutex_);
-  hastened_ = true;
+  woken_ = true;
   wake_.notify_one();
 }
 
@@ -111,8 +111,8 @@ void Progress::run(const std::stop_token& stop) {
     nap = nap_after(some, nap);
     {
       std::unique_lock lock(mutex_);
-      if (wake_.wait_for(lock, stop, nap, [this] { return hastened_; })) nap = kFirstShortNap;
-      hastened_ = false;
+      if (wake_.wait_for(lock, stop, nap, [this] { return woken_; })) nap = kFirstShortNap;
+      woken_ = false;
     }
     idle = some ? 0 : idle + 1;
     if (idle < kIdleNaps) continue;
@@ -125,7 +125,7 @@ void Progress::run(const std::stop_token& stop) {
 microseconds Progress::nap_after(bool progress, microseconds before) const {
   const int patience = patience_.load(std::memory_order_relaxed);
   if (waiting_.load(std::memory_order_relaxed) > 0) return kLongestNap * patience;
-  if (hurried_.load(std::memory_order_relaxed) > 0) {
+  if (frequent_.load(std::memory_order_relaxed) > 0) {
     return (progress ? kFirstShortNap : std::min(before * 2, kLongestShortNap)) * patience;
   }
   return progress ? kFirstNap * patience : std::min(before * 2, kLongestNap * patience);

@@ -31,12 +31,12 @@ class Progress {
   void enter_wait() noexcept { waiting_.fetch_add(1, std::memory_order_relaxed); }
   void leave_wait() noexcept { waiting_.fetch_sub(1, std::memory_order_relaxed); }
 
-  /// A thread sleeps until a watched Work is complete, and cannot poll: until relax(), this thread polls often.
-  void hasten();
-  /// Like hasten(), but without interrupting the present nap: the caller goes on to wait, or has other work for the
-  /// core.
-  void look_often() noexcept { hurried_.fetch_add(1, std::memory_order_relaxed); }
-  void relax() noexcept { hurried_.fetch_sub(1, std::memory_order_relaxed); }
+  /// A thread sleeps until a watched Work is complete, and cannot poll: until poll_seldom(), this thread polls often.
+  void poll_often_now();
+  /// Like poll_often_now(), but without interrupting the present nap: the caller goes on to wait, or has other work for
+  /// the core.
+  void poll_often() noexcept { frequent_.fetch_add(1, std::memory_order_relaxed); }
+  void poll_seldom() noexcept { frequent_.fetch_sub(1, std::memory_order_relaxed); }
 
   /// For Works that the device signals: polling often gains nothing here and costs driver calls.
   void set_patient() noexcept { patience_.store(20, std::memory_order_relaxed); }
@@ -58,9 +58,9 @@ class Progress {
   std::condition_variable_any wake_;
   std::deque<std::shared_ptr<Work>> works_;  // guarded by mutex_
   bool asleep_ = false;                      // guarded by mutex_
-  bool hastened_ = false;                    // since the latest nap; guarded by mutex_
+  bool woken_ = false;                       // since the latest nap; guarded by mutex_
   std::atomic<int> waiting_{0};
-  std::atomic<int> hurried_{0};
+  std::atomic<int> frequent_{0};
   std::atomic<int> patience_{1};  // how many times longer than usual the naps are
   std::jthread thread_;           // last: joins before the other members are gone
 };

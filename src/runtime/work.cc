@@ -174,7 +174,7 @@ bool Work::join() {
   const DeviceGuard guard(point->caller().device);
   const Stream current = DeviceRuntime::of(point->caller().device.type).current(point->caller().device);
   point->join(current);
-  if (point->foreign() && !(current == point->caller())) point->join(point->caller());
+  if (point->external_stream() && !(current == point->caller())) point->join(point->caller());
   // The memory was allocated in the order of the caller's stream, and that stream's next work now comes after the
   // operation.
   if (current == point->caller() && plan_.release != nullptr && !released_.test_and_set()) {
@@ -188,7 +188,7 @@ bool Work::wait_for(Nanoseconds limit, bool point_suffices) noexcept {
     return finished();
   const auto arrived = [&] { return poll() || (point_suffices && point() != nullptr); };
   if (arrived()) return true;
-  for (const auto& request : requests_) attempt([&] { return request->hurry(), true; });
+  for (const auto& request : requests_) attempt([&] { return request->expedite(), true; });
   const auto deadline = std::chrono::steady_clock::now() + limit;
   for (int polls = 0; !arrived(); ++polls) {
     if (polls % 16 != 0) continue;
@@ -219,8 +219,8 @@ int Work::source() const {
 void Work::set_awaited() {
   auto* const progress = context_.progress;
   if (fence_.ready() || progress == nullptr || awaited_.test_and_set(std::memory_order_relaxed)) return;
-  progress->hasten();
-  on_done([progress] { progress->relax(); });
+  progress->poll_often_now();
+  on_done([progress] { progress->poll_seldom(); });
 }
 
 void Work::on_done(std::function<void()> callback) {

@@ -81,8 +81,8 @@ class Work {
   /// Null: it is not taken.
   WaitTime* wait_time() const noexcept { return wait_time_.get(); }
   /// A waiting thread also makes the caller's stream wait, as that stream is another library's.
-  void set_foreign() {
-    if (point_ != nullptr) point_->set_foreign();
+  void set_external_stream() {
+    if (point_ != nullptr) point_->set_external_stream();
   }
   /// Null for host operations, and until the operation's last step has been enqueued on the device: the host must wait
   /// then.

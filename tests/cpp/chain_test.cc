@@ -40,7 +40,7 @@ class Notes : public Pass {
   Outcome handle(Passage& passage, const Next& next) override {
     {
       const std::lock_guard lock(mutex_);
-      seen.push_back(passage.trail.seq);
+      seen.push_back(passage.notes.seq);
     }
     return next(passage);
   }

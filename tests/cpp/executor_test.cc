@@ -22,14 +22,14 @@ using namespace std::chrono_literals;
 // A request that a test ends.
 struct Switch final : Request {
   struct State {
-    std::atomic<bool> done{false}, fails{false}, hurried{false};
+    std::atomic<bool> done{false}, fails{false}, expedited{false};
   };
   explicit Switch(std::shared_ptr<State> state) : state(std::move(state)) {}
   bool poll() override {
     if (state->fails) throw Error(ErrorCode::Backend, "the library failed");
     return state->done;
   }
-  void hurry() override { state->hurried = true; }
+  void expedite() override { state->expedited = true; }
   std::shared_ptr<State> state;
 };
 
@@ -168,7 +168,7 @@ TEST(schedules_are_submitted_while_another_one_computes) {
   bench.issues[0]->done = true;
   std::thread driver([&] { executor->drive(); });
   while (!entered) std::this_thread::yield();
-  executor->hurry();  // returns too: the other thread drives
+  executor->expedite();  // returns too: the other thread drives
   CHECK(!left && Executor::any());
   open = true;
   driver.join();
@@ -180,7 +180,7 @@ TEST(late_issues_keep_their_order_on_whichever_thread) {
   const auto executor = std::make_shared<Executor>(true);
   std::atomic<int> issued{0};
   const auto drive = [&] {
-    while (issued < kRuns) executor->hurry();
+    while (issued < kRuns) executor->expedite();
   };
   std::thread one(drive), other(drive);
   for (int i = 0; i < kRuns; ++i) {
@@ -427,7 +427,7 @@ TEST(an_issue_that_throws_leaves_the_earlier_ones_running) {
 TEST(a_wait_learns_that_a_thread_waits) {
   const auto executor = std::make_shared<Executor>(true);
   auto schedule = std::make_shared<Schedule>();
-  schedule->issue({}, {schedule->wait([](bool hurried) { return hurried; })});
+  schedule->issue({}, {schedule->wait([](bool expedited) { return expedited; })});
   const auto run = std::make_shared<Run>(schedule, [](const Task&, Requests&) {});
   executor->submit(run, nullptr);
   executor->drive();
@@ -435,15 +435,15 @@ TEST(a_wait_learns_that_a_thread_waits) {
   CHECK(executor->synchronize(10s) && run->poll());
 }
 
-TEST(a_hurried_run_hurries_what_it_starts_later) {
+TEST(a_expedited_run_hurries_what_it_starts_later) {
   Bench bench;
   const auto executor = std::make_shared<Executor>(true);
   const auto run = bench.two();
   executor->submit(run, bench.start());
   auto requests = requests_of(executor, run);
-  requests[0]->hurry();
-  CHECK(bench.issues[0]->hurried);
+  requests[0]->expedite();
+  CHECK(bench.issues[0]->expedited);
   bench.issues[0]->done = true;
   executor->drive();
-  CHECK((bench.order == Order{0, 1}) && bench.issues[1]->hurried);
+  CHECK((bench.order == Order{0, 1}) && bench.issues[1]->expedited);
 }

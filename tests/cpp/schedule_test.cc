@@ -135,7 +135,7 @@ void expect_a_break(bool message) {
   const auto run = calls.make(0, 0, 1, false, calls.other);
   calls.enforcer->drive();
   CHECK(calls.issued.empty());
-  message ? calls.enforcer->hurry() : run->hurry();
+  message ? calls.enforcer->expedite() : run->expedite();
   const auto deadline = std::chrono::steady_clock::now() + 900ms;  // before the order breaks without a thread
   do {
     calls.enforcer->drive();

@@ -159,17 +159,17 @@ TEST(another_librarys_stream_waits_too) {
   Fixture fixture;
   std::vector<float> values(8, 1);
   float seen = 0;
-  const Stream foreign = DeviceRuntime::of(DeviceType::CUDA).make_stream({DeviceType::CUDA, 0}, false);
+  const Stream external = DeviceRuntime::of(DeviceType::CUDA).make_stream({DeviceType::CUDA, 0}, false);
   std::shared_ptr<Work> work;
   {
-    const StreamGuard guard(foreign);
+    const StreamGuard guard(external);
     slowly([&] { values.assign(8, 3); });
     work = ranks::start(fixture.group(), reduction(values));
-    work->set_foreign();
+    work->set_external_stream();
   }
   wait(*work, 10s, nullptr);
-  simulated::enqueue(foreign, [&] { seen = values[7]; });
-  simulated::finish(foreign);
+  simulated::enqueue(external, [&] { seen = values[7]; });
+  simulated::finish(external);
   CHECK(seen == 6);
   simulated::finish(simulated::current());
 }

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "bytes.h"
-#include "passes/compress/parcels.h"
+#include "passes/compress/encoded_parts.h"
 
 namespace {
 
@@ -42,26 +42,26 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
   const auto& codec = *codecs[static_cast<std::size_t>(bytes.number(0, codecs.size() - 1))];
   const auto dtype = static_cast<DType>(bytes.number(0, kDTypes.size() - 1));
   if (!codec.accepts(dtype)) return 0;
-  Parcels::Counts counts;
+  EncodedParts::Counts counts;
   for (int64_t i = bytes.number(1, 4); i > 0; --i) counts.push_back(bytes.number(0, 200));
   const int64_t place = bytes.number(0, 1) == 0 ? 0 : *std::max_element(counts.begin(), counts.end());
-  Parcels parcels(codec, dtype, counts, codec.fixed() ? place : 0);
+  EncodedParts encoded(codec, dtype, counts, codec.fixed() ? place : 0);
   if (!codec.fixed()) {
     try {
-      parcels.expect(bytes.numbers(static_cast<int64_t>(counts.size())));
+      encoded.expect(bytes.numbers(static_cast<int64_t>(counts.size())));
     } catch (const Error&) {
       return 0;
     }
   }
   const auto told = bytes.left();
-  std::fill_n(parcels.data(), parcels.bytes(), std::byte{0});
+  std::fill_n(encoded.data(), encoded.bytes(), std::byte{0});
   if (!told.empty())
-    std::memcpy(parcels.data(), told.data(), std::min(told.size(), static_cast<std::size_t>(parcels.bytes())));
+    std::memcpy(encoded.data(), told.data(), std::min(told.size(), static_cast<std::size_t>(encoded.bytes())));
   for (std::size_t i = 0; i < counts.size(); ++i) {
     std::vector<std::byte> out(static_cast<std::size_t>(counts[i] * size_of(dtype)));
     try {
-      parcels.decode(i, out.data(), dtype);
-      if (codec.fixed()) parcels.encode(i, out.data(), dtype);  // whatever it was, it is a value now
+      encoded.decode(i, out.data(), dtype);
+      if (codec.fixed()) encoded.encode(i, out.data(), dtype);  // whatever it was, it is a value now
     } catch (const Error& error) {
       PROMISE(error.code() == ErrorCode::Backend);
     }

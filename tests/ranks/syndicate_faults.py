@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 import mcr_dl
-from mcr_dl.schedule import Syndicate, known, measured, replanning
+from mcr_dl.schedule import Syndicate, known, measured, slowdown
 from mcr_dl.testing.plans import Planned
 from ranks import session
 from ranks.syndicate import ROUNDS, Program, random_plans_of
@@ -118,7 +118,7 @@ def slow(search: Callable[..., Any]) -> Callable[..., Any]:
 def planned_program(phases: list[str], kind: str, rank: int, seed: int) -> None:
     """Many collectives under random plans, with the faults of a rank."""
     known._CHECK_TIME = 0  # so that checks come soon, however short iterations are
-    replanning.WORTH = 0.0  # so that a new plan comes soon, however long the first one took
+    slowdown.WORTH = 0.0  # so that a new plan comes soon, however long the first one took
     mcr_dl.init_process_group(list(session.BACKENDS), timeout=LIMIT)
     here = phases if mcr_dl.get_rank() == rank else []
     with Planned(random_plans_of(seed), again="again" in phases) as planned:

@@ -35,7 +35,7 @@ def planned_again() -> None:
     session.start()
     with Planned(make, again=True, rounds=1) as planned:
         replanner: Any = planned._replanner
-        replanner.slower = lambda _window: len(searches) < 2
+        replanner.slower = lambda _window, _held: len(searches) < 2
         program = Simple()
         until(planned, "steady", program)
         for _ in range(20 * ROUNDS):

@@ -54,7 +54,7 @@ def late(seed: int, iterations: int, ahead: bool) -> list[str]:
             return meet(what, value, decide, PATIENCE)
 
         replanner._meet = come_late
-        replanner.slower = lambda _window: own.random() < 0.3
+        replanner.slower = lambda _window, _held: own.random() < 0.3
         program = Ahead() if ahead else Program()
         for _ in range(iterations):
             program.iterate(extra=equal.random() < 0.01)

@@ -28,14 +28,12 @@ from mcr_dl.schedule import captured, execution, measured
 from mcr_dl.schedule.captured import Captures
 from mcr_dl.schedule.known import KEPT, Event, Known, Phase, Settings, Turn
 from mcr_dl.schedule.meetings import Meetings, value_of_rank_0, value_or_problem
+from mcr_dl.schedule.slowdown import Slowdown
 
 _log = logging.getLogger("mcr_dl")
 
 BLOCK = 6  # iterations of a turn; plans that are tried, and no plan, take turns
 _WARM = 2  # iterations of a turn that do not count
-WINDOWS = 3  # checks in a row at which iterations are slower, before there is a new plan
-SLOWER = 1.05  # how much longer iterations take then, compared with those after the plan
-WORTH = 0.25  # the time lost in these windows, relative to that of making a plan, from which a new one is made
 COOL_DOWN = 30  # iterations after a plan before the next one; doubles when a new plan changes nothing
 _PATIENCE = 5.0  # seconds for the other ranks to come to the same point
 _FAILURES = 3  # in a row, after which there are no more plans
@@ -90,7 +88,7 @@ class Replanner:
     def _begin_count(self) -> None:
         self._count, self._clock = -1, 0
         self._times: list[int] = []
-        self._reference, self._slow, self._loss = 0.0, 0, 0.0
+        self._slowdown, self._held = Slowdown(), self._held_so_far()
         self._cool_down = COOL_DOWN
         self._decision, self._missed = _GO, False
 
@@ -365,7 +363,7 @@ class Replanner:
         decision = self._decision
         if self._rank == 0:
             kept = max(self.control.digests().items(), default=None)
-            slower = self.slower(window)
+            slower = self.slower(window, self._newly_held())
             following = _AGAIN if self._missed and number in _RETRIES else _SLOWER if slower else _GO
             self._decision, _ = self._post(str(number + 1), [following, kept])
         elif number > 1:
@@ -393,14 +391,18 @@ class Replanner:
             _log.error("Syndicate: rank %d has issued other motifs than rank 0 until iteration %d", self._rank, kept[0])
             self._post(str(number + 2), [_END, None])
 
-    def slower(self, window: list[int]) -> bool:
-        """Whether iterations are so much slower that rank 0 wants a new plan; the times in ns of the last ones."""
-        middle = statistics.median(window)
-        self._reference = self._reference or middle
-        slow = middle > SLOWER * self._reference
-        self._slow = self._slow + 1 if slow else 0
-        self._loss = self._loss + len(window) * (middle - self._reference) if slow else 0.0
-        return self._slow >= WINDOWS and self._count >= self._cool_down and self._loss >= WORTH * self._planning
+    def _held_so_far(self) -> int:
+        held: int = self.control.statistics()["held_ns"]
+        return held
+
+    def _newly_held(self) -> int:
+        before, self._held = self._held, self._held_so_far()
+        return self._held - before
+
+    def slower(self, window: list[int], held: int) -> bool:
+        """Whether rank 0 wants a new plan: the times of the last iterations, and for how long the order held them."""
+        self._slowdown.add(window, held)
+        return self._count >= self._cool_down and self._slowdown.calls_for_a_plan(self._planning)
 
     def _plan_again(self) -> None:
         """The costs have changed: make another plan. If not all ranks can have one, they go on with the old one."""

@@ -32,9 +32,9 @@ class _Given(Replanner):
         del times, costs
         return {"plans": self._make_plans(iteration, self.settings.lanes), "before": 2, "after": 1}
 
-    def slower(self, window: list[int]) -> bool:
+    def slower(self, window: list[int], held: int) -> bool:
         """As it is measured, or never."""
-        return super().slower(window) and self._again
+        return super().slower(window, held) and self._again
 
 
 class Planned(Syndicate):

@@ -447,8 +447,8 @@ class C10dBackend : public Backend {
   std::string library() const override { return "torch " TORCH_VERSION; }
 
   std::unique_ptr<Communicator> connect(const GroupSpec& spec) override {
-    if (spec.foreign == 0) throw Error(ErrorCode::InvalidArgument, "a torch backend must be made by torch first");
-    auto* raw = reinterpret_cast<c10d::Backend*>(spec.foreign);  // NOLINT(performance-no-int-to-ptr)
+    if (spec.existing == 0) throw Error(ErrorCode::InvalidArgument, "a torch backend must be made by torch first");
+    auto* raw = reinterpret_cast<c10d::Backend*>(spec.existing);  // NOLINT(performance-no-int-to-ptr)
     auto backend = c10::intrusive_ptr<c10d::Backend>::reclaim_copy(raw);
     if (backend->getRank() != spec.rank || backend->getSize() != spec.size()) {
       throw Error(ErrorCode::InvalidArgument, "torch's backend is rank " + std::to_string(backend->getRank()) + " of " +

@@ -379,13 +379,13 @@ class MpiBackend : public Backend {
   std::unique_ptr<Communicator> connect(const GroupSpec& spec) override {
     Library::get().start();
     MPI_Comm comm = MPI_COMM_NULL;
-    if (spec.foreign != 0) {
-      comm = from_integer(spec.foreign);
+    if (spec.existing != 0) {
+      comm = from_integer(spec.existing);
       check_place("the given MPI communicator", comm, spec.rank, spec.size(), true);
     } else {
       comm = create(spec);
     }
-    Handle user = spec.foreign != 0 ? duplicate(comm) : Handle(comm);
+    Handle user = spec.existing != 0 ? duplicate(comm) : Handle(comm);
     Handle internal = duplicate(user.get());
     auto variants = variants_of(user.get());
     return std::make_unique<MpiCommunicator>(std::move(user), std::move(internal), std::move(variants), spec.rank,

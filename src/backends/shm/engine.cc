@@ -160,23 +160,27 @@ bool Engine::advance(const Call& call, const Blocks& blocks, Cursor& cursor, Bur
   }
 }
 
-bool Engine::complete_now(const Call& call, Cursor& cursor, int polls) {
-  const Blocks blocks(call, rank_, size_);
-  Burst burst;
-  for (int poll = 0; poll < polls && burst.left > 0; ++poll) {
-    if (advance(call, blocks, cursor, burst)) {
-      if (burst.published) waiting_.wake();
-      return true;
-    }
-    if (failed_.load(std::memory_order_relaxed)) break;
-    if (burst.published && poll >= kPollsBeforeWake) {
+template <class Poll>
+void Engine::poll(int polls, Burst burst, const Poll& over) {
+  for (int done = 0; done < polls && burst.left > 0; ++done) {
+    if (over(burst)) break;
+    if (burst.published && done >= kPollsBeforeWake) {
       waiting_.wake();
       burst.published = false;
     }
     pause();
   }
   if (burst.published) waiting_.wake();
-  return false;
+}
+
+bool Engine::complete_now(const Call& call, Cursor& cursor, int polls) {
+  const Blocks blocks(call, rank_, size_);
+  bool complete = false;
+  poll(polls, {}, [&](Burst& burst) {
+    complete = advance(call, blocks, cursor, burst);
+    return complete || failed_.load(std::memory_order_relaxed);
+  });
+  return complete;
 }
 
 void Engine::collective(const Call& call, Lane& lane) {
@@ -226,19 +230,12 @@ void Engine::await(const std::vector<std::shared_ptr<Message>>& messages, Lane& 
   const auto done = [&] {
     return std::ranges::all_of(messages, [](const auto& message) { return message->done.load(); });
   };
-  const int polls = lane.blocking() ? waiting_.polls() : 1;
   Burst burst;
   burst.published = true;  // start() may have sent
-  for (int poll = 0; poll < polls && burst.left > 0; ++poll) {
-    messages_.progress(burst);
-    if (done()) break;
-    if (burst.published && poll >= kPollsBeforeWake) {
-      waiting_.wake();
-      burst.published = false;
-    }
-    pause();
-  }
-  if (burst.published) waiting_.wake();
+  poll(lane.blocking() ? waiting_.polls() : 1, burst, [&](Burst& now) {
+    messages_.progress(now);
+    return done();
+  });
   const bool failed = std::ranges::any_of(messages, [](const auto& message) { return message->error.has_value(); });
   if (done() && !failed) {
     const bool receive = messages.size() == 1 && !messages.front()->sends;

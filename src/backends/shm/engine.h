@@ -73,6 +73,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   bool advance(const Call& call, const Blocks& blocks, Cursor& cursor, Burst& burst);
   bool advance_all();
+  // Calls over(burst) until it is true, at most `polls` times. Wakes the other ranks if something was published: at the
+  // end, or early if polling goes on.
+  template <class Poll>
+  void poll(int polls, Burst burst, const Poll& over);
   bool complete_now(const Call& call, Cursor& cursor, int polls);
   std::shared_ptr<Message> start(const Call& call, bool sends, Buffer buffer, int peer, int tag, Context context);
   void await(const std::vector<std::shared_ptr<Message>>& messages, Lane& lane);

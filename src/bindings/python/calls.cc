@@ -115,7 +115,7 @@ class Binder {
     }
     if (group_->closed())
       throw Error(ErrorCode::NotInitialized,
-                  signature_.name + ": the group has been destroyed (" + *group_->label() + ")");
+                  signature_.name + ": " + destroyed_group().what() + " (" + *group_->label() + ")");
     return true;
   }
 
@@ -309,7 +309,7 @@ class Binder {
     UnlockedLater lock;
     if (has_lists()) lock.release();
     auto work = start(*group_, chosen_, call_, plan_, &lock, check_signals);
-    if (tensors_.stream()) work->set_foreign();
+    if (tensors_.stream()) work->set_external_stream();
     return work;
   }
 

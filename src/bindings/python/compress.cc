@@ -23,7 +23,7 @@
 #include "bindings/python/tensors.h"
 #include "bindings/python/unlocked.h"
 #include "passes/compress/compress.h"
-#include "passes/compress/parcels.h"
+#include "passes/compress/encoded_parts.h"
 
 namespace py = pybind11;
 
@@ -237,10 +237,10 @@ at::Tensor encode(const at::Tensor& tensor, const py::object& text) {
   const at::Tensor values = tensor.contiguous();
   return unlocked([&] {
     const auto dtype = dtype_of(values);
-    Parcels parcels(codec, dtype, {values.numel()});
-    parcels.encode(0, values.data_ptr(), dtype);
-    auto result = at::empty({parcels.sizes().front()}, at::kByte);
-    if (result.numel() != 0) std::memcpy(result.data_ptr(), parcels.data(), static_cast<std::size_t>(result.numel()));
+    EncodedParts part(codec, dtype, {values.numel()});
+    part.encode(0, values.data_ptr(), dtype);
+    auto result = at::empty({part.sizes().front()}, at::kByte);
+    if (result.numel() != 0) std::memcpy(result.data_ptr(), part.data(), static_cast<std::size_t>(result.numel()));
     return result;
   });
 }
@@ -249,12 +249,12 @@ at::Tensor decode(const at::Tensor& encoded, const at::Tensor& like, const py::o
   const auto& codec = codec_of(text, like);
   return unlocked([&] {
     const auto dtype = dtype_of(like);
-    Parcels parcels(codec, dtype, {like.numel()});
+    EncodedParts part(codec, dtype, {like.numel()});
     const int64_t bytes = encoded.numel();
-    parcels.expect({&bytes, 1});
-    if (bytes != 0) std::memcpy(parcels.data(), encoded.contiguous().data_ptr(), static_cast<std::size_t>(bytes));
+    part.expect({&bytes, 1});
+    if (bytes != 0) std::memcpy(part.data(), encoded.contiguous().data_ptr(), static_cast<std::size_t>(bytes));
     auto result = at::empty(like.sizes(), like.scalar_type());
-    parcels.decode(0, result.data_ptr(), dtype);
+    part.decode(0, result.data_ptr(), dtype);
     return result;
   });
 }

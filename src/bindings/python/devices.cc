@@ -178,8 +178,8 @@ void add_devices() {
   DeviceRuntime::add(DeviceType::CUDA, std::make_unique<TorchRuntime>());
 }
 
-// torch uses the address of a foreign stream as its id.
-Stream foreign_stream(Device device, uintptr_t handle) {
+// torch uses the address of an external stream as its id.
+Stream external_stream(Device device, uintptr_t handle) {
   return {device, static_cast<int64_t>(handle), reinterpret_cast<void*>(handle)};  // NOLINT
 }
 

@@ -18,6 +18,6 @@ c10::Device torch_device(Device device);
 c10::Stream torch_stream(const Stream& stream);
 
 /// A stream that other code has made, from its cudaStream_t.
-Stream foreign_stream(Device device, uintptr_t handle);
+Stream external_stream(Device device, uintptr_t handle);
 
 }  // namespace mcr::python

@@ -47,15 +47,15 @@ namespace {
 
 using std::chrono::milliseconds;
 
-uintptr_t foreign_of(const py::object& object) {
+uintptr_t communicator_of(const py::object& object) {
   if (object.is_none()) return 0;
   if (py::isinstance<py::int_>(object)) return object.cast<uintptr_t>();
   return reinterpret_cast<uintptr_t>(object.cast<c10::intrusive_ptr<c10d::Backend>>().get());
 }
 
-void connect(Group& group, const std::string& name, const std::string& path, const py::object& foreign,
+void connect(Group& group, const std::string& name, const std::string& path, const py::object& existing,
              const std::optional<c10::intrusive_ptr<c10d::Store>>& store) {
-  const auto handle = foreign_of(foreign);
+  const auto handle = communicator_of(existing);
   unlocked([&] {
     if (!store) return group.connect(Registry::instance().load(name, path), handle);
     TorchStore meeting(*store);
@@ -158,7 +158,7 @@ void add_group(py::module_& module) {
   py::class_<Group, std::shared_ptr<Group>>(module, "Group", "A set of ranks and its communicators, one per backend.")
       .def(py::init(&make_group), py::arg("name"), py::arg("ranks"), py::arg("rank"), py::arg("timeout"),
            py::arg("device") = 0)
-      .def("_connect", connect, py::arg("backend"), py::arg("path"), py::arg("foreign"), py::arg("store") = py::none())
+      .def("_connect", connect, py::arg("backend"), py::arg("path"), py::arg("existing"), py::arg("store") = py::none())
       .def("_connect_hierarchy", connect_lines, py::arg("backend"), py::arg("lines"), py::arg("parts"))
       .def("_streams", streams_of)
       .def("_set_stages", set_stages, py::arg("groups"))

@@ -215,7 +215,7 @@ py::object PassedCall::proceed_held() {
   {
     const Unlocked guard;
     try {
-      if (group_->closed()) throw Error(ErrorCode::NotInitialized, "the group has been destroyed");
+      if (group_->closed()) throw destroyed_group();
       Plan plan;  // the call's own is in the Work that hold() made
       Passage passage{*group_, slot_ ? &*slot_ : nullptr, held_, plan, true};
       deferred->fulfil(Next(chain_, from_)(passage).work);

@@ -199,7 +199,7 @@ at::Tensor Tensors::made_of(PyObject* object, const char* parameter, Use use) {
 
 std::optional<StreamGuard> Tensors::stream_guard() const {
   if (!stream_) return std::nullopt;
-  return std::optional<StreamGuard>(std::in_place, foreign_stream(device_, *stream_));
+  return std::optional<StreamGuard>(std::in_place, external_stream(device_, *stream_));
 }
 
 Tensors::List Tensors::list(PyObject* objects, const char* parameter, int expected, Use use) {

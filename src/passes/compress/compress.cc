@@ -134,7 +134,7 @@ Outcome Compress::handle(Passage& passage, const Next& next) {
   if (!stages_->serves(*passage.slot)) {
     throw refusal(passage, ErrorCode::NotInitialized, "the group has given up the backend");
   }
-  passage.trail.codec = &codec->name();
+  passage.notes.codec = &codec->name();
   const auto schedule = Schedule::make();
   Compressed compressed(*schedule, passage.call, passage.group.rank(), passage.group.size(), *codec,
                         std::move(residual));
@@ -151,10 +151,10 @@ Outcome Compress::run(Passage& passage, const Next& next, Compressed& compressed
     plan.owned.push_back(schedule);
     Call call = task.call;
     Passage exchange{passage.group, passage.slot, call, plan, true};
-    exchange.trail.whole = &passage.trail;
+    exchange.notes.whole = &passage.notes;
     started.push_back(request_of(next(exchange).work));
   });
-  passage.trail.sent_bytes = compressed.sent_bytes();
+  passage.notes.sent_bytes = compressed.sent_bytes();
   // The data is sent from memory of its own, so that the caller does not wait until the receiver has got the size and
   // posts its receive.
   if (compressed.sends_sizes_first()) stages_->start_now(passage, compressed.sized_data(), schedule);
@@ -170,12 +170,12 @@ Outcome Compress::run_single(Passage& passage, const Next& next, Compressed& com
   bool exchanged = false;
   try {
     const int source = run_inline(*schedule, [&](const Task& task) {
-      passage.trail.sent_bytes = compressed.sent_bytes();
+      passage.notes.sent_bytes = compressed.sent_bytes();
       Plan plan;
       plan.owned.push_back(schedule);
       Call call = task.call;
       Passage exchange{passage.group, passage.slot, call, plan, false, passage.interrupt};
-      exchange.trail.whole = &passage.trail;
+      exchange.notes.whole = &passage.notes;
       const auto outcome = next(exchange);
       exchanged = true;
       return outcome.source;

@@ -21,13 +21,13 @@ std::byte* at(void* data, int64_t offset, DType dtype) {
 // decoded, the error is kept, since this rank must still make its next exchange: the others make it.
 class Sum {
  public:
-  Sum(Schedule& schedule, const Parcels& parcels, DType dtype, RedOp red)
-      : parcels_(parcels), coded_(coded_type(dtype)), red_(red), all_(buffer(schedule)), one_(buffer(schedule)) {}
+  Sum(Schedule& schedule, const EncodedParts& encoded, DType dtype, RedOp red)
+      : encoded_(encoded), coded_(coded_type(dtype)), red_(red), all_(buffer(schedule)), one_(buffer(schedule)) {}
 
   // Adds the tasks that compute it; returns the last one.
   Schedule::Id build(Schedule& schedule, Schedule::Id exchanged) {
     auto last = decode(schedule, 0, all_, exchanged);
-    for (std::size_t i = 1; i < parcels_.parts(); ++i) {
+    for (std::size_t i = 1; i < encoded_.size(); ++i) {
       last = decode(schedule, i, one_, last);
       last = schedule.combine(all_, one_, coded_, red_ == RedOp::AVG ? RedOp::SUM : red_, {last});
     }
@@ -37,7 +37,7 @@ class Sum {
   // Call after the tasks have run. Throws the first error.
   const void* data() {
     if (failure_) throw Error(*failure_);
-    if (red_ == RedOp::AVG) divide(all_.data, all_.count, coded_, static_cast<int64_t>(parcels_.parts()));
+    if (red_ == RedOp::AVG) divide(all_.data, all_.count, coded_, static_cast<int64_t>(encoded_.size()));
     return all_.data;
   }
   DType dtype() const { return coded_; }
@@ -51,7 +51,7 @@ class Sum {
 
  private:
   Buffer buffer(Schedule& schedule) const {
-    const int64_t count = parcels_.count(0);
+    const int64_t count = encoded_.count(0);
     return {schedule.scratch(count * size_of(coded_)), count};
   }
 
@@ -61,7 +61,7 @@ class Sum {
     operands.out = to;
     const auto decode_one = [this, i, to](Schedule&) {
       try {
-        if (!failure_) parcels_.decode(i, to.data, coded_);
+        if (!failure_) encoded_.decode(i, to.data, coded_);
       } catch (...) {
         failure_ = current_error();
       }
@@ -69,18 +69,18 @@ class Sum {
     return schedule.decode(operands, decode_one, {after});
   }
 
-  const Parcels& parcels_;
+  const EncodedParts& encoded_;
   const DType coded_;
   const RedOp red_;
   const Buffer all_, one_;
   std::optional<Error> failure_;
 };
 
-void decode_parts(const Parcels& parcels, std::span<const int64_t> displs, void* out, DType dtype) {
+void decode_parts(const EncodedParts& encoded, std::span<const int64_t> displs, void* out, DType dtype) {
   int64_t next = 0;
-  for (std::size_t i = 0; i < parcels.parts(); ++i) {
-    parcels.decode(i, at(out, displs.empty() ? next : displs[i], dtype), dtype);
-    next += parcels.count(i);
+  for (std::size_t i = 0; i < encoded.size(); ++i) {
+    encoded.decode(i, at(out, displs.empty() ? next : displs[i], dtype), dtype);
+    next += encoded.count(i);
   }
 }
 
@@ -98,7 +98,7 @@ Compressed::Compressed(Schedule& schedule, const Call& call, int rank, int size,
   lay_out();
 }
 
-Parcels Compressed::parcels(Counts counts) const {
+EncodedParts Compressed::room_for(Counts counts) const {
   return {codec_, call_.dtype, std::move(counts), even_ ? place() : 0};
 }
 
@@ -140,15 +140,15 @@ void Compressed::lay_out() {
   auto* block = schedule_.block();
   transfer_ = &schedule_.make_object<Transfer>(carrier_of(call_.op), call_, !even_, block, sends());
   if (row(call_.op).extent == Extent::Same && call_.op != Op::all_reduce) {
-    transfer_->out.emplace(parcels(counts(1, call_.out.count)));
+    transfer_->out.emplace(room_for(counts(1, call_.out.count)));
     return;
   }
-  transfer_->in.emplace(parcels(in_counts()));
-  transfer_->out.emplace(parcels(out_counts()));
+  transfer_->in.emplace(room_for(in_counts()));
+  transfer_->out.emplace(room_for(out_counts()));
   if (call_.op != Op::all_reduce) return;
   result_ = &schedule_.make_object<Transfer>(Op::all_gather, call_, !even_, block);
-  result_->in.emplace(parcels(counts(1, transfer_->out->count(0))));
-  result_->out.emplace(parcels(in_counts()));
+  result_->in.emplace(room_for(counts(1, transfer_->out->count(0))));
+  result_->out.emplace(room_for(in_counts()));
 }
 
 int64_t Compressed::sent_bytes() const {
@@ -179,7 +179,7 @@ Compressed::Id Compressed::encode() const {
                  displs = std::move(displs), residual = residual_](Schedule&) {
     auto& in = *transfer->in;
     int64_t next = 0;
-    for (std::size_t i = 0; i < in.parts(); ++i) {
+    for (std::size_t i = 0; i < in.size(); ++i) {
       const int64_t place = displs.empty() ? next : displs[i];
       in.encode(i, at(data, place, dtype), dtype, residual == nullptr ? nullptr : residual->sent.data() + place);
       next += in.count(i);

@@ -43,10 +43,10 @@ class Compressed {
   int64_t sent_bytes() const;
 
  private:
-  using Counts = Parcels::Counts;
+  using Counts = EncodedParts::Counts;
   using Id = Schedule::Id;
 
-  Parcels parcels(Counts counts) const;
+  EncodedParts room_for(Counts counts) const;
   int64_t place() const;
   Counts in_counts() const;
   Counts out_counts() const;

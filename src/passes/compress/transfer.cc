@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t kWord = sizeof(int64_t);
 
-Buffer bytes_of(const Parcels::Counts& words) {
+Buffer bytes_of(const EncodedParts::Counts& words) {
   return {const_cast<int64_t*>(words.data()), static_cast<int64_t>(words.size()) * kWord};
 }
 
@@ -58,7 +58,7 @@ Call Transfer::size_call(int64_t number) {
   Call made = call();
   if (in) {
     sent_sizes_ = in->sizes();
-    received_sizes_.resize(out->parts());
+    received_sizes_.resize(out->size());
     made.in = bytes_of(sent_sizes_);
   } else {
     received_sizes_ = out->sizes();  // the sizes to send; on a receiver they are overwritten
@@ -70,7 +70,7 @@ Call Transfer::size_call(int64_t number) {
 
 void Transfer::take_sizes(int source) {
   if (source >= 0) like_.root = source;
-  if (!sends_) out->expect(std::span(received_sizes_).first(out->parts()));
+  if (!sends_) out->expect(std::span(received_sizes_).first(out->size()));
 }
 
 int64_t Transfer::sent_bytes() const {

@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "base/call.h"
-#include "passes/compress/parcels.h"
+#include "passes/compress/encoded_parts.h"
 
 namespace mcr {
 
@@ -29,7 +29,7 @@ struct Transfer {
 
   const Op op;
   // all_gather and all_to_all use both. In broadcast, send and recv both sides are `out`.
-  std::optional<Parcels> in, out;
+  std::optional<EncodedParts> in, out;
 
  private:
   Call call() const;
@@ -38,7 +38,7 @@ struct Transfer {
   Call like_;
   const bool vectored_;
   const bool sends_;
-  Parcels::Counts sent_sizes_, received_sizes_;
+  EncodedParts::Counts sent_sizes_, received_sizes_;
 };
 
 }  // namespace mcr

@@ -21,7 +21,7 @@ class Fused final : public DeferredRequest {
     if (!part_->given()) stream_->drive();
     return DeferredRequest::poll();
   }
-  void hurry() override { stream_->hurry(*part_); }
+  void expedite() override { stream_->expedite(*part_); }
   void abandon() override {
     DeferredRequest::abandon();
     stream_->abandoned();
@@ -69,7 +69,7 @@ std::shared_ptr<FuseStream> Fuse::stream_of(const Slot& slot) const {
 Outcome Fuse::handle(Passage& passage, const Next& next) {
   // While this thread is in a blocking call, no further calls will join.
   if (!passage.asynchronous && Executor::any()) {
-    for (const auto& [backend, stream] : streams_) stream->hurry();
+    for (const auto& [backend, stream] : streams_) stream->expedite();
   }
   // On other ranks a call of any form may be a blocking one, which does not join.
   if (!passage.asynchronous || passage.call.any_form || !fusible(passage.call)) return next(passage);
@@ -80,7 +80,7 @@ Outcome Fuse::handle(Passage& passage, const Next& next) {
   const auto stream = stream_of(*slot);
   if (stream == nullptr || larger_side_bytes(passage.call) > stream->limits().largest_bytes) return next(passage);
   passage.slot = own;
-  passage.trail.fused = true;
+  passage.notes.fused = true;
   std::shared_ptr<FusePart> part;
   try {
     part = stream->join(passage.call, *slot);

@@ -87,7 +87,7 @@ void FuseStream::drive() {
   }
 }
 
-void FuseStream::hurry(const FusePart& part) {
+void FuseStream::expedite(const FusePart& part) {
   if (part.given()) return;
   {
     const std::lock_guard lock(mutex_);
@@ -104,7 +104,7 @@ void FuseStream::abandoned() {
   executor_->recount();
 }
 
-void FuseStream::hurry() {
+void FuseStream::expedite() {
   {
     const std::lock_guard lock(mutex_);
     wanted_ = made();
@@ -135,9 +135,9 @@ bool FuseStream::all_abandoned() const {
 }
 
 // Sets the number of calls that this rank proposes to flush. False: no flush is due.
-bool FuseStream::propose(bool hurried, int64_t& number) {
+bool FuseStream::propose(bool expedited, int64_t& number) {
   const std::lock_guard lock(mutex_);
-  if (hurried) wanted_ = made();
+  if (expedited) wanted_ = made();
   if (!due()) return false;
   number = made();
   return true;
@@ -149,9 +149,9 @@ std::shared_ptr<Run> FuseStream::make_round() {
   auto& number = schedule->make_object<int64_t>();
   // The executor may outlive the stream, and must not keep it alive: it would keep the group's communicators.
   const auto weak = weak_from_this();
-  const auto due = schedule->wait([weak, &number](bool hurried) {
+  const auto due = schedule->wait([weak, &number](bool expedited) {
     const auto self = weak.lock();
-    return self == nullptr || self->propose(hurried, number);
+    return self == nullptr || self->propose(expedited, number);
   });
   Schedule::Ids agreed = {due};
   if (shadow_->size() != 1) {
@@ -169,7 +169,7 @@ std::shared_ptr<Run> FuseStream::make_round() {
   const auto later = [weak, slot, &number, memory = std::weak_ptr(schedule), flush = &schedule->tasks()[flushes]](
                          const Task& task, Requests& requests) {
     const auto self = weak.lock();
-    if (self == nullptr) throw Error(ErrorCode::NotInitialized, "the group has been destroyed");
+    if (self == nullptr) throw destroyed_group();
     if (&task == flush) return self->flush(number);
     Slot used = slot;
     Call round = task.call;

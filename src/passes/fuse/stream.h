@@ -67,18 +67,18 @@ class FuseStream : public std::enable_shared_from_this<FuseStream> {
   FuseStream(const FuseStream&) = delete;
   FuseStream& operator=(const FuseStream&) = delete;
   /// Ends the running round: its calls are gone.
-  ~FuseStream() { executor_->hurry(); }
+  ~FuseStream() { executor_->expedite(); }
 
   /// Adds a call. Throws if the ranks can no longer agree on flushes.
   std::shared_ptr<FusePart> join(const Call& call, const Slot& slot);
   /// Issues what is due and was agreed, as far as possible now. Never waits.
   void drive();
   /// Call when a thread waits for this call.
-  void hurry(const FusePart& part);
+  void expedite(const FusePart& part);
   /// Call when a call has been abandoned.
   void abandoned();
   /// Call when a thread waits for all calls.
-  void hurry();
+  void expedite();
   /// Flushes; false if calls are still held after the limit.
   bool synchronize(std::chrono::nanoseconds limit);
   const FuseLimits& limits() const { return limits_; }
@@ -96,7 +96,7 @@ class FuseStream : public std::enable_shared_from_this<FuseStream> {
   std::shared_ptr<Run> make_round();
 
   // Call without the mutex:
-  bool propose(bool hurried, int64_t& number);
+  bool propose(bool expedited, int64_t& number);
   void flush(int64_t agreed);
   std::optional<Error> send(const Parts& parts);
   std::shared_ptr<Work> carry(const Parts& parts);

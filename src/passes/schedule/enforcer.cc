@@ -64,7 +64,7 @@ void Enforcer::submit(PlannedCall call) {
     const std::lock_guard lock(mutex_);
     const auto motifs = static_cast<uint32_t>(call.lanes.size());
     const auto place = std::pair(call.iteration, call.call);
-    if (call.progress != nullptr) call.progress->look_often();
+    if (call.progress != nullptr) call.progress->poll_often();
     const auto all = motifs == kMotifs ? ~uint64_t{0} : bit(motifs) - 1;
     const auto added = std::make_shared<Pending>(Pending{std::move(call), numbered_++, all});
     calls_.push_back(added);
@@ -219,7 +219,7 @@ void Enforcer::leave_order() {
 
 std::chrono::nanoseconds Enforcer::patience() const {
   if (synchronizing_ > 0) return std::chrono::nanoseconds(0);
-  const bool awaited = std::ranges::any_of(calls_, [](const auto& one) { return one->call.run->hurried(); });
+  const bool awaited = std::ranges::any_of(calls_, [](const auto& one) { return one->call.run->expedited(); });
   return awaited ? kAwaited : idle_;
 }
 
@@ -244,16 +244,16 @@ void Enforcer::end_hold() {
 }
 
 void Enforcer::remove(const Shared& call) {
-  if (call->call.progress != nullptr) call->call.progress->relax();
+  if (call->call.progress != nullptr) call->call.progress->poll_seldom();
   std::erase(calls_, call);
   pending_count_.store(calls_.size(), std::memory_order_relaxed);
   const auto found = by_place_.find({call->call.iteration, call->call.call});
   if (found != by_place_.end() && found->second == call) by_place_.erase(found);
 }
 
-void Enforcer::hurry() {
+void Enforcer::expedite() {
   const std::lock_guard lock(mutex_);
-  for (const auto& one : calls_) one->call.run->hurry();
+  for (const auto& one : calls_) one->call.run->expedite();
 }
 
 bool Enforcer::synchronize(std::chrono::nanoseconds limit) {
@@ -261,7 +261,7 @@ bool Enforcer::synchronize(std::chrono::nanoseconds limit) {
     const std::lock_guard lock(mutex_);
     ++synchronizing_;
   }
-  hurry();
+  expedite();
   const bool none = repeat(limit, [this] {
     drive();
     return !pending();

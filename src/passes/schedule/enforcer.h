@@ -83,7 +83,7 @@ class Enforcer final : public Driver {
   /// Names the motif that is issued next, for error messages; empty if none is pending.
   std::string first() const;
   /// A thread waits for what may depend on the calls made so far: the order breaks as if it waited for them.
-  void hurry();
+  void expedite();
   /// Issues all calls made so far: by the order, as long as it goes on without another call, then in program order.
   /// False if the time runs out first.
   bool synchronize(std::chrono::nanoseconds limit);

@@ -161,7 +161,7 @@ Scheduler::Scheduler(std::shared_ptr<PlanControl> control, const Group& group,
 
 Outcome Scheduler::handle(Passage& passage, const Next& next) {
   if (row(passage.call.op).is(kPeer)) {  // which the group's other ranks do not see
-    if (!passage.asynchronous && control_->enforcer()->pending()) control_->enforcer()->hurry();
+    if (!passage.asynchronous && control_->enforcer()->pending()) control_->enforcer()->expedite();
     return next(passage);
   }
   const auto* named = passage.slot == nullptr ? nullptr : &passage.slot->name;
@@ -203,7 +203,7 @@ PlannedCall Scheduler::planned(const Passage& passage, const PlanControl::Turn& 
     targets.push_back({lane.group, slot_of(*lane.group, turn.form->channels[motif])});
     call.lanes.push_back(lane.number);
   }
-  const TracedMotif traced{turn.iteration, turn.form->call, passage.call.op, passage.trail.bytes};
+  const TracedMotif traced{turn.iteration, turn.form->call, passage.call.op, passage.notes.bytes};
   Start start = [targets = std::move(targets), memory = std::weak_ptr(schedule), trace = control_->trace(), traced](
                     const Task& task, Requests& requests) {
     const auto& [group, slot] = targets.at(task.part);
@@ -220,7 +220,7 @@ PlannedCall Scheduler::planned(const Passage& passage, const PlanControl::Turn& 
   call.progress = &passage.slot->backend.progress;
   call.lost = [group = lanes_.front().group] { return group->position().lost(); };
   call.op = passage.call.op;
-  call.seq = passage.trail.seq;
+  call.seq = passage.notes.seq;
   call.group = &passage.group.position().group();
   return call;
 }

@@ -13,13 +13,13 @@
 namespace mcr {
 
 /// Encoded parts of a tensor in one buffer: what a call sends to each rank, or has received from it.
-class Parcels {
+class EncodedParts {
  public:
   using Counts = std::pmr::vector<int64_t>;
 
   /// Reserves room for parts of these counts; if `room` is not 0, for `room` elements per part. The lists use the
   /// allocator of `counts`.
-  Parcels(const Codec& codec, DType dtype, Counts counts, int64_t room = 0);
+  EncodedParts(const Codec& codec, DType dtype, Counts counts, int64_t room = 0);
 
   /// Encodes part `i` from elements of `dtype`. A residual is added before encoding, and is set to what is lost.
   void encode(std::size_t i, const void* data, DType dtype, double* residual = nullptr);
@@ -31,7 +31,7 @@ class Parcels {
   void expect(std::span<const int64_t> sizes);
 
   std::byte* data() const { return memory_.get(); }
-  std::size_t parts() const { return counts_.size(); }
+  std::size_t size() const { return counts_.size(); }
   int64_t count(std::size_t i) const { return counts_[i]; }
   /// Size of the whole buffer, including unused room.
   int64_t bytes() const { return bytes_; }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "passes/compress/parcels.h"
+#include "passes/compress/encoded_parts.h"
 
 #include <algorithm>
 #include <cmath>
@@ -32,7 +32,7 @@ void visit(DType coded, Visitor visitor) {
 
 }  // namespace
 
-Parcels::Parcels(const Codec& codec, DType dtype, Counts counts, int64_t room)
+EncodedParts::EncodedParts(const Codec& codec, DType dtype, Counts counts, int64_t room)
     : codec_(codec),
       coded_(coded_type(dtype)),
       counts_(std::move(counts)),
@@ -44,7 +44,7 @@ Parcels::Parcels(const Codec& codec, DType dtype, Counts counts, int64_t room)
   lay_out();
 }
 
-void Parcels::lay_out() {
+void EncodedParts::lay_out() {
   places_.clear();
   places_.reserve(sizes_.size());
   bytes_ = 0;
@@ -55,7 +55,7 @@ void Parcels::lay_out() {
   memory_ = Scratch(bytes_);
 }
 
-void Parcels::expect(std::span<const int64_t> sizes) {
+void EncodedParts::expect(std::span<const int64_t> sizes) {
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     const int64_t most = counts_[i] == 0 ? 0 : codec_.capacity(counts_[i], coded_);
     if (sizes[i] < 0 || sizes[i] > most) {
@@ -68,7 +68,7 @@ void Parcels::expect(std::span<const int64_t> sizes) {
   lay_out();
 }
 
-void Parcels::encode(std::size_t i, const void* data, DType dtype, double* residual) {
+void EncodedParts::encode(std::size_t i, const void* data, DType dtype, double* residual) {
   const int64_t count = counts_[i];
   if (count == 0) return;
   const int64_t bytes = count * size_of(coded_);
@@ -96,7 +96,7 @@ void Parcels::encode(std::size_t i, const void* data, DType dtype, double* resid
   });
 }
 
-void Parcels::decode(std::size_t i, void* data, DType dtype) const {
+void EncodedParts::decode(std::size_t i, void* data, DType dtype) const {
   const int64_t count = counts_[i];
   if (count == 0) return;
   if (dtype == coded_) return codec_.decode(data_of(i), sizes_[i], data, count, coded_);
@@ -105,7 +105,7 @@ void Parcels::decode(std::size_t i, void* data, DType dtype) const {
   narrow(reinterpret_cast<const float*>(wide.get()), count, dtype, data);
 }
 
-void Parcels::fail(std::size_t i, const std::string& text) {
+void EncodedParts::fail(std::size_t i, const std::string& text) {
   if (counts_[i] == 0) return;
   const auto size = codec_.encode_failure(text, counts_[i], coded_, data_of(i));
   if (!codec_.fixed()) sizes_[i] = size;
