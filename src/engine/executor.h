@@ -153,7 +153,7 @@ class Executor final : public Driver, public std::enable_shared_from_this<Execut
   void drive() override;
   /// A thread waits: expedites all runs, and drives.
   void expedite();
-  /// Hurries until no late Issue is to come; false if the time runs out first.
+  /// Expedites until no late Issue is to come; false if the time runs out first.
   bool synchronize(std::chrono::nanoseconds limit);
   ExecutorStatistics statistics() const;
 

@@ -435,7 +435,7 @@ TEST(a_wait_learns_that_a_thread_waits) {
   CHECK(executor->synchronize(10s) && run->poll());
 }
 
-TEST(a_expedited_run_hurries_what_it_starts_later) {
+TEST(an_expedited_run_expedites_what_it_starts_later) {
   Bench bench;
   const auto executor = std::make_shared<Executor>(true);
   const auto run = bench.two();
