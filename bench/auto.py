@@ -96,12 +96,12 @@ def compared(passes: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, f
 def main() -> None:
     """Measure, report, and print whether the targets are met."""
     parser = script.parser(__doc__, reports=True)
-    parser.set_defaults(sizes=SIZES)
     parser.add_argument("--table", help="the tuning table (this machine's in the user's cache)")
     parser.add_argument("--first-start", action="store_true", help="begin each pass with an empty cache")
     parser.add_argument("--passes", type=int, default=5)
     parser.add_argument("--budget", type=float, default=0.4, help="seconds per point and pass")
     parser.add_argument("--ops", nargs="+", default=_C.operations())
+    parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, metavar="BYTES")
     given = script.parse(parser, passes=1, budget=0.02, ops=["all_reduce", "barrier"], sizes=SIZES[:2])
     passes, peers, facts, shuffle = [], [], {}, random.Random(1)
     for index in range(given.passes):

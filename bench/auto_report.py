@@ -17,9 +17,9 @@ INTRODUCTION = """\
 {way}; {date}: {machine}; {libraries}.
 
 Two ranks on one host, float32, SUM; medians over {passes} passes of fresh ranks, in each of which all candidates and
-`auto` are measured in interleaved rounds ({budget_seconds} s a point). The ratio is the speed of `auto` over that of
-the candidate with the least median time, in the same pass: 1 is as fast as naming the right one, and values above 1 are
-noise.
+`auto` are measured in interleaved rounds ({budget_seconds} s a point). Calls that `auto` did not measure at its start
+are made before, until it has tried its candidates. The ratio is the speed of `auto` over that of the candidate with the
+least median time, in the same pass: 1 is as fast as naming the right one, and values above 1 are noise.
 The aim is {aim} everywhere: {met} of {count} points reach it; the lowest is {lowest}.
 """
 

@@ -8,7 +8,9 @@ import json
 import random
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
+from itertools import islice, pairwise
 from pathlib import Path
 
 import pytest
@@ -251,6 +253,41 @@ def test_measure_interleaves_in_the_same_order_everywhere() -> None:
     rounds = ["".join(turns[index : index + 3]) for index in range(0, len(turns), 3)]
     assert all(sorted(each) == ["a", "b", "c"] for each in rounds)
     assert len(set(rounds)) > 1
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_orders_are_balanced(count: int) -> None:
+    """Each candidate comes equally often at each position, and equally often directly after each other one."""
+    turns = count * (1 + count % 2)
+    names = [str(index) for index in range(count)]
+    orders = list(islice(timing.balanced_orders(names, random.Random(1)), 2 * turns))
+    places = Counter((name, position) for order in orders for position, name in enumerate(order))
+    pairs = Counter(pair for order in orders for pair in pairwise(order))
+    assert set(places.values()) == {2 * turns // count}
+    assert len(places) == count * count
+    assert set(pairs.values()) <= {2 * turns // count}
+    assert len(pairs) == count * (count - 1)
+
+
+class Stated:
+    """A control by which each candidate takes a time of its own."""
+
+    def __init__(self, *times: float) -> None:
+        self.times = times
+
+    def maximum(self, values: list[float]) -> list[float]:
+        return [time for time in self.times for _ in range(len(values) // len(self.times))]
+
+    def barrier(self) -> None:
+        raise AssertionError("batches begin with the candidate's own barrier")
+
+
+def test_candidates_that_compete_have_equal_batches() -> None:
+    """A candidate of up to twice the fastest one's time makes as many calls in a batch; a slower one makes fewer."""
+    timed = {name: Recorded(name, []) for name in "abc"}
+    orders = timing.balanced_orders(list(timed), random.Random(1))
+    batches = timing._plan(timed, Stated(60.0, 40.0, 150.0), 2, orders)
+    assert [batches[name].calls for name in "abc"] == [5, 5, 2]
 
 
 def test_calls_that_ranks_leave_apart_begin_with_a_barrier() -> None:

@@ -119,11 +119,32 @@ def test_a_wrong_variable(folder: Path, value: str) -> None:
     assert run(program, folder, MCR_DL_DEEPSPEED=value) == f"MCR_DL_DEEPSPEED: expected 0 or 1, got '{value}'\n"
 
 
-def test_import_of_torch_stays_quick(folder: Path) -> None:
-    """Neither torch's nor DeepSpeed's import loads mcr_dl; the source of the hooked module can still be read."""
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_misspelt_variable(folder: Path, rank: int) -> None:
+    """Rank 0 warns of it when DeepSpeed is imported, which then uses its own object."""
     write(folder, WORKING)
     program = """
-        import inspect, sys
+        import warnings
+        import torch
+        with warnings.catch_warnings(record=True) as caught:
+            from deepspeed.comm.torch import TorchBackend
+        print(type(TorchBackend("gloo")).__module__)
+        print(*(warning.message for warning in caught))
+    """
+    place = {"RANK": str(rank), "WORLD_SIZE": "2"}
+    made, text = run(program, folder, MCR_DL_DEEPSPED="1", **place).splitlines()
+    assert made == "deepspeed.comm.torch"
+    assert ("MCR_DL_DEEPSPED (did you mean MCR_DL_DEEPSPEED?)" in text) is (rank == 0)
+
+
+def test_import_of_torch_stays_quick(folder: Path) -> None:
+    """Neither torch's nor DeepSpeed's import loads mcr_dl if no variable is set for it; the source of the hooked module
+    can still be read."""
+    write(folder, WORKING)
+    program = """
+        import inspect, os, sys
+        for name in [name for name in os.environ if name.startswith("MCR_DL_")]:
+            del os.environ[name]
         import torch
         import deepspeed.comm.torch as hooked
         from deepspeed.comm.torch import TorchBackend

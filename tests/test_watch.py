@@ -223,6 +223,17 @@ def test_dumps_that_cannot_be_written(
     assert not list(tmp_path.glob("alarm*"))
 
 
+def test_a_folder_for_dumps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made, and left empty; one that cannot be made leads to a warning at the start."""
+    monkeypatch.setenv(dump.VARIABLE, str(tmp_path / "new" / "folder"))
+    dump.prepare_folder()
+    assert not list((tmp_path / "new" / "folder").iterdir())
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(dump.VARIABLE, str(tmp_path / "file" / "folder"))
+    with pytest.warns(UserWarning, match="MCR_DL_DUMP_DIR: expected a folder for dumps, got .* cannot be written"):
+        dump.prepare_folder()
+
+
 def test_a_slow_store() -> None:
     """It is given up for the call that asks, not for later ones; a store that fails late is given up."""
     exchange = Exchange(torch_dist.HashStore(), 0, 1, lambda _: report([]), lambda *_: None)

@@ -82,6 +82,15 @@ def switched_on() -> bool:
     return value == "1"
 
 
+def _warn_of_unknown() -> None:
+    """Warn on rank 0 of a misspelt variable, as with MCR_DL_DEEPSPED=1 DeepSpeed would silently use its own backend."""
+    if any(name.startswith("MCR_DL_") for name in os.environ):
+        from mcr_dl.base import launcher, variables
+
+        if launcher.read().rank == 0:
+            variables.warn_of_unknown()
+
+
 def backends() -> str | list[str] | None:
     """The argument of init_process_group for DeepSpeed."""
     return "auto" if names == ["auto"] else names
@@ -120,6 +129,7 @@ class _Loader(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
+        _warn_of_unknown()
         hook(module, needed=switched_on())
 
     def __getattr__(self, name: str) -> Any:

@@ -26,7 +26,7 @@ enum Trait : uint8_t {
   kPeer = 8,      // point-to-point
   // Changes that passes may make to a call. A pass leaves an op without the trait unchanged.
   kCuttable = 16,       // any range of the block (the same range of every block) is a call of its own
-  kFusible = 32,        // small calls may become one; passes/fuse/layout.cc lays out their memory
+  kFusible = 32,        // small calls may become one; algorithms/fuse.cc lays out their memory
   kCompressible = 64,   // has a compressed form; passes/compress/compressed.cc makes it
   kHierarchical = 128,  // has a form in steps over levels of links; algorithms/hierarchy.cc makes it
 };

@@ -91,6 +91,8 @@ def start(
     report.show(launch.rank)
     if launch.rank == 0:
         variables.warn_of_unknown()
+    if launch.local_rank <= 0:
+        watch.prepare_folder()
     if store is None:
         store = meeting.meet(launch, init_method, limit)
     store = lives.separate(store, launch, limit)

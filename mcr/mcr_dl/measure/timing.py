@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import repeat
+from itertools import islice, repeat
 from time import perf_counter, perf_counter_ns
 from typing import Any, Protocol
 
@@ -30,6 +30,7 @@ MINIMUM_ROUNDS = 5
 _BATCH_US = 200.0
 _BATCH_APART_US = 1000.0  # after a barrier, which ranks leave up to 50 µs apart, and on a device, with a final wait
 _LEAD_US = 20_000.0  # shorter calls get an untimed one first, which warms the caches
+_ALIKE = 2.0  # candidates that take at most so many times as long as the fastest are alike
 _TRIALS = 3
 _LONGEST_BATCH = 4096
 _AGREE_SECONDS = 0.1  # rounds between two agreements take about this long
@@ -176,23 +177,6 @@ def _run(timed: Timed, batch: _Batch) -> float:
     return (perf_counter_ns() - begin) / (1000 * batch.calls * timed.messages)
 
 
-def _plan(timed: Mapping[str, Timed], control: Control, trials: int) -> dict[str, _Batch]:
-    """Batches, equal on all ranks, that last long enough for the clock and for ranks that start at different times.
-
-    Also warms up. The best of the trials counts: one disturbance must not make the batches too short.
-    """
-    batches = dict.fromkeys(timed, _Batch(2, True))
-    for share in (0.25, 1.0):
-        local = [_run(each, batches[name]) for _ in range(trials) for name, each in timed.items()]
-        agreed = control.maximum(local)
-        for index, (name, each) in enumerate(timed.items()):
-            taken = max(1e-3, min(agreed[index :: len(timed)]) * each.messages)
-            target = share * (_BATCH_APART_US if each.meet or each.synchronize else _BATCH_US)
-            calls = min(_LONGEST_BATCH, max(1, math.ceil(target / taken)))
-            batches[name] = _Batch(calls, taken < _LEAD_US)
-    return batches
-
-
 @contextmanager
 def _no_collection() -> Iterator[None]:
     enabled = gc.isenabled()
@@ -204,17 +188,57 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
+def balanced_orders(names: Sequence[str], shuffle: random.Random) -> Iterator[list[str]]:
+    """Endless orders of candidates, each of which leaves caches and cores in a state of its own to the next one.
+
+    In each run of n orders (2n if the number of names n is odd) each name comes once (twice) at each position, and once
+    (twice) directly after each other one: the squares of Williams, "Experimental Designs Balanced for the Estimation of
+    Residual Effects of Treatments", 1949.
+    """
+    count = len(names)
+    zigzag = [(index + 1) // 2 if index % 2 else count - index // 2 for index in range(count)]
+    rows = [[(each + shift) % count for each in zigzag] for shift in range(count)]
+    if count % 2:
+        rows += [row[::-1] for row in rows]
+    while True:
+        labels = shuffle.sample(names, count)
+        shuffle.shuffle(rows)
+        for row in rows:
+            yield [labels[index] for index in row]
+
+
 def _rounds(
-    timed: Mapping[str, Timed], batches: Mapping[str, _Batch], rounds: int, shuffle: random.Random
+    timed: Mapping[str, Timed], batches: Mapping[str, _Batch], rounds: int, orders: Iterator[list[str]]
 ) -> dict[str, list[float]]:
-    """This rank's samples of some rounds, each in another order, which is equal on all ranks."""
+    """This rank's samples of some rounds, each in the next order, which is equal on all ranks."""
     local: dict[str, list[float]] = {name: [] for name in timed}
-    order = list(timed)
-    for _ in range(rounds):
-        shuffle.shuffle(order)
+    for order in islice(orders, rounds):
         for name in order:
             local[name].append(_run(timed[name], batches[name]))
     return local
+
+
+def _plan(timed: Mapping[str, Timed], control: Control, trials: int, orders: Iterator[list[str]]) -> dict[str, _Batch]:
+    """Batches, equal on all ranks, that last long enough for the clock and for ranks that start at different times.
+
+    Also warms up. The best of the trials counts: one disturbance must not make the batches too short. Candidates that
+    may be equally fast get batches of one length, as the first call of a batch can cost more than later ones.
+    """
+    batches = dict.fromkeys(timed, _Batch(2, True))
+    for share in (0.25, 1.0):
+        local = _rounds(timed, batches, trials, orders)
+        agreed = control.maximum([value for values in local.values() for value in values])
+        taken = {
+            name: max(1e-3, min(agreed[index * trials : (index + 1) * trials]) * each.messages)
+            for index, (name, each) in enumerate(timed.items())
+        }
+        fastest = min(taken.values())
+        for name, each in timed.items():
+            target = share * (_BATCH_APART_US if each.meet or each.synchronize else _BATCH_US)
+            time = fastest if taken[name] <= _ALIKE * fastest else taken[name]
+            calls = min(_LONGEST_BATCH, max(1, math.ceil(target / time)))
+            batches[name] = _Batch(calls, taken[name] < _LEAD_US)
+    return batches
 
 
 class Sampling:
@@ -234,7 +258,7 @@ class Sampling:
         trials: int = _TRIALS,
     ) -> None:
         self._prepared, self._control, self._confidence, self._trials = dict(prepared), control, confidence, trials
-        self._shuffle = random.Random(seed)
+        self._orders = balanced_orders(list(prepared), random.Random(seed))
         self._samples: dict[str, list[float]] = {name: [] for name in prepared}
         self._batches: dict[str, _Batch] = {}
         self._done = 0  # rounds
@@ -257,7 +281,7 @@ class Sampling:
         begin, done, rounds = perf_counter(), 0, minimum_rounds
         with _no_collection():
             if not self._batches:
-                self._batches = _plan(self._prepared, self._control, self._trials)
+                self._batches = _plan(self._prepared, self._control, self._trials, self._orders)
             while True:
                 elapsed = self._round(rounds, begin)
                 done += rounds
@@ -270,7 +294,7 @@ class Sampling:
 
     def _round(self, rounds: int, begin: float) -> float:
         """Run some rounds; returns the time since `begin` on the slowest rank."""
-        local = _rounds(self._prepared, self._batches, rounds, self._shuffle)
+        local = _rounds(self._prepared, self._batches, rounds, self._orders)
         flat = [value for values in local.values() for value in values]
         elapsed, *agreed = self._control.maximum([perf_counter() - begin, *flat])
         for index, values in enumerate(self._samples.values()):

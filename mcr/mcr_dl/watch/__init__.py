@@ -29,7 +29,7 @@ from mcr_dl.watch._watch import (
     tolerate,
     watch_processes,
 )
-from mcr_dl.watch.dump import set_job
+from mcr_dl.watch.dump import prepare_folder, set_job
 
 __all__ = [
     "Former",
@@ -48,6 +48,7 @@ __all__ = [
     "leave_together",
     "lost",
     "member",
+    "prepare_folder",
     "ranks_text",
     "replace",
     "set_job",
