@@ -87,7 +87,11 @@ def test_six(pools: Pools) -> None:
 @pytest.mark.parametrize(
     ("backends", "dimensions", "expected"),
     [
-        ("auto", ["mpi", "shm"], "STARTED mpi gloo hier(shm,mpi) hier(shm,gloo) stripe(gloo,mpi) themis(shm,mpi)"),
+        (
+            "auto",
+            ["mpi", "shm"],
+            "STARTED mpi gloo hier(shm,mpi) hier(shm,gloo) stripe(gloo,mpi) hier(shm,stripe(gloo,mpi)) themis(shm,mpi)",
+        ),
         ("auto", ["stripe(gloo,mpi)", "shm"], "themis(shm,stripe(gloo,mpi))"),
         ("mpi,themis(shm,mpi)", ["mpi", "shm"], "STARTED mpi themis(shm,mpi)"),
         ("mpi,gloo,stripe(gloo,mpi),themis(shm,stripe(gloo,mpi))", ["stripe(gloo,mpi)", "shm"], "STARTED mpi"),
@@ -104,6 +108,15 @@ def test_several_hosts(nursery: Nursery, tmp_path: Path, backends: str, dimensio
     ranks = jobs.start(nursery, "hosts", ["0,0,1,1", "starts", "networks", "2"], 4, **variables)
     jobs.end(nursery, ranks)
     jobs.expect(ranks, 0, expected)
+
+
+@pytest.mark.parametrize("backends", ["auto", "mpi,gloo,hier(shm,mpi)"])
+def test_groups_within_a_host(nursery: Nursery, backends: str) -> None:
+    """They get shared memory where `auto` has chosen the job's backends and the program names none for the group."""
+    ranks = jobs.start(nursery, "hosts", ["0,0,1,1", "starts", "within_hosts"], 4, MCR_DL_BACKENDS=backends)
+    jobs.end(nursery, ranks)
+    shared = " shm" if backends == "auto" else ""
+    jobs.expect(ranks, 0, f"WITHIN{shared} mpi gloo;{shared} mpi gloo;{shared} mpi gloo; mpi; mpi gloo; mpi gloo")
 
 
 @pytest.mark.parametrize("backends", ["gloo,mpi,themis(shm,mpi)", "gloo,mpi,hier(shm,mpi)"])

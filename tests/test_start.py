@@ -170,7 +170,12 @@ def decided(*conditions: dict[str, Any]) -> dict[str, Any]:
         ("ab", [[0], [1]], 1, []),  # no two ranks share a host
         ("ab", [[0], [1]], 2, ["stripe(gloo,mpi)"]),
         ("aab", [[0, 1], [2]], 1, ["hier(shm,mpi)", "hier(shm,gloo)"]),
-        ("abba", [[0, 3], [1, 2]], 2, ["hier(shm,mpi)", "hier(shm,gloo)", "stripe(gloo,mpi)"]),
+        (
+            "abba",
+            [[0, 3], [1, 2]],
+            2,
+            ["hier(shm,mpi)", "hier(shm,gloo)", "stripe(gloo,mpi)", "hier(shm,stripe(gloo,mpi))"],
+        ),
         ("abab", [[0, 1], [2, 3]], 1, []),  # the lines of a topology that was given
     ],
 )

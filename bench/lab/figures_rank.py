@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 from figures_conditions import conditions, load
-from figures_rows import COMPUTE, FUSE, LIBRARIES, OTHERS, OURS, Refused, Rows, bucket_bytes, describe
+from figures_rows import COMPUTE, FUSE, OTHERS, OURS, Refused, Rows, bucket_bytes, describe
 from figures_sizes import WORKLOADS
 from rich.table import Table
 
@@ -306,7 +306,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     """Run as one rank of a job that a launcher has started."""
     given = parse()
-    dist.init_process_group([*LIBRARIES, f"stripe({','.join(LIBRARIES)})"])  # for auto
+    dist.init_process_group("auto")
     status = run(given)
     dist.destroy_process_group()
     return status

@@ -52,8 +52,8 @@ of three types for every function. The number of cases run is compared between t
 CHOICES = """\
 ## What `mcr-tune` chose
 
-`mcr-tune --quick` with float32, 4 bytes to 1 MiB, on each cluster; the cheapest from 0 bytes, then from the size
-given. `auto` chooses from this table in all that follows.
+`mcr-tune --quick` with float32, 4 bytes to 1 MiB, on each cluster, and for two ranks within a host (1x2); the cheapest
+from 0 bytes, then from the size given. `auto` chooses from this table in all that follows.
 """
 
 DEMO = """\

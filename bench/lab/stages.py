@@ -15,6 +15,7 @@ from lab.plan import Shape
 NICS = (400, 200)
 SHAPES = (Shape(2, 1, NICS), Shape(4, 1, NICS), Shape(2, 2, NICS))
 ALONE = Shape(1, 1, NICS)  # the baseline of scaling
+WITHIN = Shape(1, 2, NICS)  # for the table's choices in groups within a host
 WORKLOADS = ("moe", "dlrm", "dense")
 RAIL_ROWS = ("gloo", "mpi")  # of the runs in which a library has every NIC
 SECONDS = {False: "60", True: "25"}  # by multi-rail: a measurement begins no round of all rows that would end later
@@ -135,6 +136,22 @@ def _rank(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", module, *arguments]
 
 
+def _backends(shape: Shape) -> list[str]:
+    """The backends that `auto` compares on a cluster, and within a host."""
+    if shape.hosts == 1:
+        return ["shm", *_LIBRARIES]
+    stripe = f"stripe({','.join(_LIBRARIES)})"
+    hierarchies = [f"hier(shm,{each})" for each in (*_LIBRARIES, stripe)] if shape.ranks_per_host > 1 else []
+    return [*_LIBRARIES, stripe, *hierarchies]
+
+
+def _tune(shape: Shape, folder: Path) -> Stage:
+    table = str(folder / "table.json")
+    tune = ["--quick", "--backends", ",".join(_backends(shape)), "--dtypes", "float32", "--max", "1M", "--factor", "8"]
+    tune += ["--budget", "0.12", "--output", table]
+    return Stage("tune", shape, _rank("mcr_dl.tuning", *tune), table, LIMIT, check=check_table, say=_say_table)
+
+
 def of_shape(shape: Shape, folder: Path) -> list[Stage]:
     """The stages of one cluster, in order."""
 
@@ -144,10 +161,6 @@ def of_shape(shape: Shape, folder: Path) -> list[Stage]:
     def bandwidth(name: str) -> list[str]:
         return _rank("lab.bandwidth_rank", "--rates", ",".join(map(str, shape.rates)), "--out", out(name))
 
-    table = str(folder / "table.json")
-    backends = ",".join([*_LIBRARIES, f"stripe({','.join(_LIBRARIES)})"])
-    tune = ["--quick", "--backends", backends, "--dtypes", "float32", "--max", "1M", "--factor", "8"]
-    tune += ["--budget", "0.12", "--output", table]
     demo = ("--steps", "20", "--batch", "12", "--no-chart", "--chart", out("demo"))
     stages = [
         Stage(
@@ -169,7 +182,7 @@ def of_shape(shape: Shape, folder: Path) -> list[Stage]:
             check=check_operations,
             say=_say_operations,
         ),
-        Stage("tune", shape, _rank("mcr_dl.tuning", *tune), table, LIMIT, check=check_table, say=_say_table),
+        _tune(shape, folder),
         Stage("demo", shape, _rank("mcr_dl.examples.moe", *demo), out("demo"), LIMIT, tuned=True, say=_say_demo),
     ]
     return [*stages, *figures(shape, folder)]
@@ -195,4 +208,5 @@ def figures(shape: Shape, folder: Path) -> list[Stage]:
 
 def all_stages(folder: Path) -> list[Stage]:
     """All stages, cluster by cluster."""
-    return [*(stage for shape in SHAPES for stage in of_shape(shape, folder)), *figures(ALONE, folder)]
+    clusters = [stage for shape in SHAPES for stage in of_shape(shape, folder)]
+    return [_tune(WITHIN, folder), *clusters, *figures(ALONE, folder)]

@@ -164,7 +164,7 @@ class Runner:
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     found = script.parser(__doc__, program="lab suite")
-    shapes = [str(shape) for shape in (*stages.SHAPES, stages.ALONE)]
+    shapes = [str(shape) for shape in (*stages.SHAPES, stages.ALONE, stages.WITHIN)]
     names = list(dict.fromkeys(stage.name for stage in stages.all_stages(WORK)))
     found.add_argument("--shapes", nargs="+", choices=shapes, help="clusters: hosts x ranks per host (all)")
     found.add_argument(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 from mcr_dl import _C
@@ -41,18 +42,18 @@ def support(group: _C.Group, backend: str) -> Support:
 
 def support_matrix(group: _C.Group) -> str:
     """The support matrix of the group's backends, as Markdown."""
-    lines = [
-        "# Support matrix",
-        "",
-        "Generated from the op table by `make generate`; `mcr-info --support` prints it for this machine.",
-        "*native*: the library does it. *emulated*: done by sends, receives and a local combination. AVG counts as",
-        "native where it is the library's SUM and a division. Cells cover the reductions defined for the dtype: "
-        + "; ".join(
-            f"{kind}: {' '.join(red for red in _C.reductions() if _C.reduction_defined(kind, red))}"
-            for kind in ("int32", "float32", "bool", "complex64")
-        )
-        + ".",
-    ]
+    reductions = "; ".join(
+        f"{kind}: {' '.join(red for red in _C.reductions() if _C.reduction_defined(kind, red))}"
+        for kind in ("int32", "float32", "bool", "complex64")
+    )
+    text = (
+        "Generated from the op table by `make generate`; `mcr-info --support` prints it for this machine. It covers "
+        "the backends for host memory; [NCCL](nccl.md#operations-and-element-types) has a page of its own. *native*: "
+        "the library does it. *emulated*: MCR-DL does it with sends, receives and a local combination. AVG counts as "
+        "native where it is the library's SUM and a division. Cells cover the reductions that the element type has "
+        f"({reductions}); floating-point types also take PREMUL_SUM, a SUM with a factor."
+    )
+    lines = ["# Support matrix", "", *textwrap.wrap(text, 120, break_on_hyphens=False)]
     for backend in group.backends:
         lines += ["", f"## {backend}", ""]
         found = support(group, backend)
@@ -68,10 +69,10 @@ def environment() -> str:
     lines = [
         "# Environment variables",
         "",
-        "Set these variables before the program starts. MCR-DL reads most of them when the runtime starts, those of",
-        "groups, such as `MCR_DL_UNIFORM`, for every new group, and `MCR_DL_DEEPSPEED` when DeepSpeed is imported and",
-        f"makes its backend. Rank 0 warns of any other variable whose name begins with `{variables.PREFIX}`, and",
-        "suggests the nearest name in this list. `make generate` makes this page from",
+        "Set these variables before the program starts. MCR-DL reads most of them when the runtime starts. It reads",
+        "those of groups, such as `MCR_DL_UNIFORM`, whenever a group is made, and `MCR_DL_DEEPSPEED` when DeepSpeed is",
+        "imported and when it makes its backend. Rank 0 warns of any other variable whose name begins with",
+        f"`{variables.PREFIX}`, and suggests the nearest name of this list. `make generate` makes this page from",
         "`mcr/mcr_dl/base/variables.py`.",
         "",
         "| variable | meaning | |",

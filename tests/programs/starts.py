@@ -73,6 +73,35 @@ def networks(number: str) -> None:
     start()
 
 
+def within_hosts() -> None:
+    """Print the backends of groups within this rank's host, of which one names its own, and of groups across hosts.
+
+    Calls on all of them are right, and a pending one is complete at the end.
+    """
+    dist.init_process_group(timeout=20)
+    pairs = [[0, 1], [2, 3]]
+    torch_dist.barrier()
+    made = [
+        dist.new_subgroups(2)[0],
+        dist.split_group(None, pairs),
+        torch_dist.new_subgroups_by_enumeration(pairs)[0],
+        dist.new_subgroups(2, backend="mpi")[0],
+        dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])[0],
+        dist.new_subgroups_by_enumeration([[0, 3], [1, 2]])[0],
+    ]
+    x = torch.ones(3)
+    for group in made:
+        for name in dist.get_backends(group):
+            dist.all_reduce(x, group=group, backend=name)
+        dist.all_reduce(x, group=group)
+    assert x.tolist() == [2.0 ** sum(len(dist.get_backends(group)) + 1 for group in made)] * 3
+    print("WITHIN " + "; ".join(" ".join(dist.get_backends(group)) for group in made), flush=True)
+    work = dist.all_reduce(x, group=made[0], async_op=True)
+    dist.synchronize()
+    assert work.is_completed()
+    dist.destroy_process_group()
+
+
 def broken_parts(ranks: str) -> None:
     """Some ranks cannot connect groups of a part of the ranks on shared memory."""
 

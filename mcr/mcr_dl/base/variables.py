@@ -51,17 +51,21 @@ VARIABLES = (
     ),
     Variable(
         "MCR_DL_MPI_LIB",
-        "the MPI library: a path, or `mpich` or `openmpi` to choose among those found; a second one, after `:`, for "
-        "programs that use two; it is an error if MPI cannot start",
+        "the MPI library: a path, or `mpich` or `openmpi` to choose among those found; programs that use two name the "
+        "second after `:`. If this is set and MPI cannot start, `init_process_group` raises an error",
         "integrations.md#which-backends-start",
     ),
     Variable(
         "MCR_DL_MPI_THREAD_LEVEL",
         "`serialized` (default) or `multiple`",
-        "architecture.md",
+        "architecture.md#threads-and-mpi",
         _one_of("serialized", "multiple"),
     ),
-    Variable("MCR_DL_NCCL_LIB", "the NCCL library: a path; it is an error if NCCL cannot start", "nccl.md"),
+    Variable(
+        "MCR_DL_NCCL_LIB",
+        "the NCCL library: a path. If this is set and NCCL cannot start, `init_process_group` raises an error",
+        "nccl.md",
+    ),
     Variable(
         "MCR_DL_NCCL_LANES",
         "communicators of NCCL per group, 1 (default) to 8; the value of the group's first rank applies",
@@ -103,16 +107,22 @@ VARIABLES = (
     ),
     Variable(
         "MCR_DL_UNIFORM",
-        "`0`: in torch.distributed's groups a call may be blocking on some ranks and asynchronous on others; equal on "
-        "all ranks",
+        "`0`: in torch.distributed's groups a call may be blocking on some ranks and asynchronous on others; default "
+        "`1`; equal on all ranks",
         "integrations.md#one-form-on-all-ranks",
         _BIT,
     ),
     Variable("MCR_DL_DEEPSPEED", "`1`: DeepSpeed communicates through mcr_dl", "integrations.md#deepspeed"),
     Variable(
-        "MCR_DL_STAGING_CHUNK", "bytes of a piece of a staged device tensor, or `off`; equal on all ranks", "devices.md"
+        "MCR_DL_STAGING_CHUNK",
+        "bytes of a piece of a staged device tensor (default: 4 MiB), or `off`; equal on all ranks",
+        "devices.md",
     ),
-    Variable("MCR_DL_TUNING_TABLE", "the tuning table that `auto` uses, or `none`", "tuning.md"),
+    Variable(
+        "MCR_DL_TUNING_TABLE",
+        "the path of the tuning table that `auto` uses, or `none`; by default this machine's table in the cache",
+        "tuning.md",
+    ),
     Variable("MCR_DL_TUNE", "rules that override the table: `all_reduce:0-64k:mpi#all_to_all:*:gloo`", "tuning.md"),
     Variable(
         "MCR_DL_TOPOLOGY",
@@ -146,7 +156,7 @@ VARIABLES = (
     ),
     Variable(
         "MCR_DL_DEBUG",
-        "`detail`: compare all calls across the ranks; equal on all ranks",
+        "`detail`: compare all calls across the ranks; default `off`; equal on all ranks",
         "reliability.md",
         Values("(?i)off|detail", "off or detail"),
     ),

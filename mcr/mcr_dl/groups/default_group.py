@@ -139,7 +139,8 @@ def synchronize(backends: str | Iterable[str] | None = None) -> None:
     Raises CollectiveTimeoutError after the default group's timeout. Source: MCR-DL paper, Listing 1.
     """
     current = state.current()
-    names = current.backends if backends is None else registry.parse_backends(backends) or current.backends
+    names = [] if backends is None else registry.parse_backends(backends)
+    names = names or state.backends_in_use()
     if not _C.drain(list(names), current.timeout):
         message = (
             f"synchronize({', '.join(names)}): timed out: operations are still running after the timeout of "

@@ -247,7 +247,7 @@ def end() -> None:
         core_groups.forget()
         raise DesyncError(desync)
     # After a loss, operations of the broken groups have failed already, but never complete inside their library.
-    if not any(map(core_groups.is_broken, state.living())) and not _C.drain(state.current().backends, DRAIN):
+    if not any(map(core_groups.is_broken, state.living())) and not _C.drain(state.backends_in_use(), DRAIN):
         warnings.warn("destroy_process_group: some operations were still running and are abandoned", stacklevel=3)
     _C.drain_futures(DRAIN)
     trace.finish(together=True)

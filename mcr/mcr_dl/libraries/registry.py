@@ -268,11 +268,12 @@ def require_environment() -> None:
 
 def combined(backends: Iterable[str], local: Iterable[str], *, several_networks: bool) -> list[str]:
     """The backends made of others that ``auto`` adds in a job of several hosts: hierarchies of a ``local`` backend, one
-    of a host, and one between hosts; stripes over two between hosts if every host has several networks."""
+    of a host, and one between hosts; if every host has several networks, stripes over two between hosts, too."""
     across = [name for name in backends if describe(name).networks]
     pairs = combinations(sorted(across), 2) if several_networks else ()
-    names = [f"hier({inner},{outer})" for inner in local for outer in across]
-    return [_C.Candidate(name).backend for name in (*names, *(f"stripe({one},{two})" for one, two in pairs))]
+    stripes = [f"stripe({one},{two})" for one, two in pairs]
+    hierarchies = [[f"hier({inner},{outer})" for inner in local for outer in each] for each in (across, stripes)]
+    return [_C.Candidate(name).backend for name in (*hierarchies[0], *stripes, *hierarchies[1])]
 
 
 def condition(name: str, size: int, *, named: bool) -> Condition:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import NamedTuple
@@ -40,7 +40,8 @@ _CALLS = 12  # of a candidate at a point, at least: for warming up, planning and
 _TRIALS = 3  # for planning the batches of small calls
 _WARM_UP_CALLS = 20  # calls of a large exchange until a backend that tries several ways has compared them
 _WARM_UP_SECONDS = 0.005  # of these calls; candidates that take longer are measured at once
-_VISITS = 3  # to a point that was disturbed
+_VISITS = 3  # to a point that was disturbed, or whose best candidates are close
+_CLOSE = 1.3  # the second candidate is close if it takes at most so many times as long as the first
 _SUSPICIOUS = 1.1  # a call that takes so many times as long as a larger one was disturbed
 _IMPLAUSIBLE = 2  # one that still takes so many times as long is left out
 _JUMP = 4  # and so was one that takes so many times as long as its size and a smaller call let expect
@@ -48,6 +49,12 @@ _RESERVE = 0.15  # seconds for the last point and for what follows
 _CUT = 64 << 10  # bytes: smaller calls are not cut, so a stripe does as its first part
 _HOPELESS = 10  # a candidate that takes so many times as long as the best is measured no further
 _HOPELESS_LARGE = 3  # and above 1 MiB, where the order of candidates changes little, and time is dear
+
+
+def _close(best: Mapping[str, Statistics]) -> bool:
+    """Whether two candidates may be the fastest."""
+    first, *others = sorted(each.min_us for each in best.values())
+    return bool(others) and others[0] <= _CLOSE * first
 
 
 def is_striped(name: str) -> bool:
@@ -224,7 +231,8 @@ class Measurement:
         for _ in range(_VISITS):
             taken = Sampling(ready, self._control, _CONFIDENCE, trials=trials).extend(seconds, _ROUNDS)
             best = {name: min(each, best.get(name, each), key=_least) for name, each in taken.items()}
-            if not any(self._disturbed(found, name, nbytes, each.min_us) for name, each in best.items()):
+            disturbed = any(self._disturbed(found, name, nbytes, each.min_us) for name, each in best.items())
+            if not disturbed and not (nbytes > _CUT and _close(best)):
                 break
         for name, each in best.items():
             sample = Sample(ready[name].nbytes, each.n, each.min_us, each.median_us, each.p99_us)

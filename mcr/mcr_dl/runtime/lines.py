@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from mcr_dl import _C
 from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.libraries import registry
 from mcr_dl.runtime import dimensions, state
 
 
@@ -83,7 +84,17 @@ def require_grid(ranks: Sequence[int], count: int, what: str) -> tuple[_C.Topolo
 
 def that_fit(names: Iterable[str], ranks: Sequence[int]) -> list[str]:
     """The backends that a group of these global ranks takes over from another: those over dimensions only if it has
-    them."""
+    them. If that has all of a job's backends, a group within one host also gets those of one host (``_inner``)."""
+    names = list(names)
+    found = _fitting(names, ranks)
+    inner = [name for name in _inner(ranks) if name not in found]
+    if not inner or not set(_fitting(state.current().backends, ranks)) <= set(names):
+        return found
+    order = registry.automatic()
+    return sorted([*inner, *found], key=lambda name: order.index(name) if name in order else len(order))
+
+
+def _fitting(names: Iterable[str], ranks: Sequence[int]) -> list[str]:
     rows = of(ranks)
     flat = len(rows) < 2 or max(map(len, rows)) < 2
     wide = [len(_wide(grid)) for grid in _grids_of(ranks)]
@@ -95,3 +106,15 @@ def that_fit(names: Iterable[str], ranks: Sequence[int]) -> list[str]:
         return not (flat and candidate.hierarchical)
 
     return [name for name in names if fits(name)]
+
+
+def _inner(ranks: Sequence[int]) -> list[str]:
+    """The inner backends of the hierarchies that ``auto`` has started, for several ranks in one of their lines: they
+    have connected that line, so they can connect its parts."""
+    current = state.current()
+    started = [_C.Candidate(name) for name in current.backends if name not in current.asked]
+    found = dict.fromkeys(each.parts[0] for each in started if each.algorithm == "hier")
+    if not found or len(ranks) < 2:
+        return []
+    rows = of(range(current.launch.size))
+    return [*found] if any(set(ranks) <= set(row) for row in rows) else []

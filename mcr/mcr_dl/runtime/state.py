@@ -141,6 +141,11 @@ def living() -> list[_C.Group]:
     return [] if _current is None else list(_current.groups.values())
 
 
+def backends_in_use() -> list[str]:
+    """The backends of all groups: the job's, and those that only some groups have."""
+    return list(dict.fromkeys([*current().backends, *(name for group in living() for name in group.backends)]))
+
+
 def is_shadow(name: str) -> bool:
     """Whether a group of that name belongs to another group."""
     return _current is not None and any(name in shadows for shadows in _current.shadows.values())
