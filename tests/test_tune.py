@@ -19,6 +19,7 @@ from mcr_dl import _C
 from mcr_dl.base.errors import BackendUnavailableError, InvalidArgumentError
 from mcr_dl.tables import table
 from mcr_dl.tables.model import Subject
+from mcr_dl.tuning import cli as tune_cli
 from mcr_dl.tuning import launched, tuner, worker
 from mcr_dl.tuning._journal import Journal, Plan, Progress, Unit
 from ranks import faults
@@ -255,6 +256,19 @@ def test_bad_command_lines(arguments: list[str], part: str) -> None:
     assert part in err
     assert "Traceback" not in err
     assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("named", "measured"),
+    [
+        ("mpi,hier(shm,mpi)", "mpi,hier(shm,mpi)"),  # shm may not serve all ranks
+        ("stripe(gloo,mpi)", "gloo,mpi,stripe(gloo,mpi)"),
+        ("hier(shm,stripe(gloo,mpi))", "gloo,mpi,stripe(gloo,mpi),hier(shm,stripe(gloo,mpi))"),
+    ],
+)
+def test_backends_that_others_need(named: str, measured: str) -> None:
+    """Those whose communicators of all ranks a named one uses are measured, too."""
+    assert tune_cli._backends_for(tuple(_C.split_names(named)), "cpu") == _C.split_names(measured)
 
 
 def test_an_unwritable_cache(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--only", nargs="+", choices=["tests", *names], metavar="STAGE", help=f"of {', '.join(names)} (all)"
     )
-    found.add_argument("--minutes", type=float, default=30, help="stages that would begin later fail (30)")
+    found.add_argument("--minutes", type=float, default=60, help="stages that would begin later fail (60)")
     found.add_argument("--resume", action="store_true", help="keep what has passed in the last run, and run the rest")
     found.add_argument(
         "--report", action="store_true", help="write the report of the last run again, and measure nothing"

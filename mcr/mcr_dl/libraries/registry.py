@@ -178,8 +178,19 @@ def _needed(name: str) -> tuple[str, ...]:
     return tuple(_C.Candidate(name).parts[-1:]) if is_hierarchical(name) else parts_of(name)
 
 
+def with_needed(names: Iterable[str]) -> list[str]:
+    """Add the backends that these need in their group: the two parts of "stripe(gloo,mpi)" come before it, and "mpi"
+    before "hier(shm,mpi)", whose "shm" may be unable to serve the group."""
+
+    def needed(name: str) -> list[str]:
+        return [each for part in _needed(name) for each in (*needed(part), part)]
+
+    backends = [_C.Candidate(name).backend for name in names]
+    return list(dict.fromkeys(each for name in backends for each in (*needed(name), name)))
+
+
 def with_parts(names: Iterable[str]) -> list[str]:
-    """Add the backends that these need: the two parts of "stripe(gloo,mpi)" come before it."""
+    """Add the backends that these are made of, before them."""
     backends = [_C.Candidate(name).backend for name in names]
     return list(dict.fromkeys(each for name in backends for each in (*parts_of(name), name)))
 

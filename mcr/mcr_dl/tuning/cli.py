@@ -197,7 +197,7 @@ def _backends_for(wanted: tuple[str, ...], device: str) -> list[str]:
             registry.load(name)
         except BackendUnavailableError as error:
             raise InvalidArgumentError(f"argument --backends: {error}") from error
-    return registry.with_parts(wanted)
+    return registry.with_needed(wanted)
 
 
 # ---- where the table goes

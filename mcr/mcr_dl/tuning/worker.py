@@ -148,7 +148,7 @@ def start_alone(backend: str, limit: float, device: str = "cpu") -> int:
     devices.take(device)
     registry.load(backend)
     default_group.init_process_group(
-        registry.with_parts([backend]), timeout=timedelta(seconds=limit), tuning_table="none"
+        registry.with_needed([backend]), timeout=timedelta(seconds=limit), tuning_table="none"
     )
     _C.barrier(backend=backend)
     default_group.destroy_process_group()
