@@ -81,11 +81,13 @@ def test_the_results_are_kept(tmp_path: Path) -> None:
     assert "not measured" in _run(tmp_path, "few")[0]["text"]
 
 
-def test_groups_of_another_shape(tmp_path: Path) -> None:
-    """Two of three ranks."""
-    facts = _run(tmp_path, "subgroup", 3)
+@pytest.mark.parametrize("case", ["subgroup", "measured_subgroup"])
+def test_groups_of_another_shape(tmp_path: Path, case: str) -> None:
+    """Two of three ranks: what was measured for three ranks does not count there."""
+    facts = _run(tmp_path, case, 3)
     assert facts[0] == facts[1]
     assert facts[0]["candidate"] == "shm"
+    assert REFINED in facts[0]["text"]
     assert facts[2] == {}
 
 

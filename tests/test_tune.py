@@ -267,7 +267,7 @@ def test_bad_command_lines(arguments: list[str], part: str) -> None:
     ],
 )
 def test_backends_that_others_need(named: str, measured: str) -> None:
-    """Those whose communicators of all ranks a named one uses are measured, too."""
+    """A backend whose communicator of all ranks a named one uses is measured, too."""
     assert tune_cli._backends_for(tuple(_C.split_names(named)), "cpu") == _C.split_names(measured)
 
 

@@ -174,7 +174,8 @@ def choices(scales: Sequence[Any], path: Path) -> None:
             starts = [max(4, each.start) for each in winner.ranges]
             for each, start, end in zip(winner.ranges, starts, [*starts[1:], _LARGEST], strict=True):
                 axes.barh(place, max(0, end - start), left=start, color=paint[each.candidate], height=0.7)
-        axes.set_yticks(range(len(winners)), [winner.operation for winner in winners], fontsize=8)
+        names = [winner.operation + (", async" if winner.async_op else "") for winner in winners]
+        axes.set_yticks(range(len(names)), names, fontsize=8)
         axes.set_xscale("log", base=2)
         ticks = [4 << power for power in range(0, 23, 6)]
         axes.set_xticks(ticks, [size_text(tick) for tick in ticks], fontsize=8)

@@ -47,7 +47,7 @@ void Selector::reset(std::list<Slot>& slots, Tuning tuning) {
   if (refinement_) refinement_ = std::make_unique<Refinement>(refinement_->period(), slots.size());
   covered_.clear();
   for (const auto& cost : tuning_.costs) {
-    if (cost.curve.known()) covered_.emplace_back(cost.subject, cost.curve.points().back().bytes);
+    if (tuning_.exact && cost.curve.known()) covered_.emplace_back(cost.subject, cost.curve.points().back().bytes);
   }
   start_trials();
 }

@@ -67,6 +67,7 @@ struct Tuning {
     int64_t cost;
   };
   std::vector<Cost> costs;
+  bool exact = true;  // the costs are those of groups of this shape; trials cover their calls otherwise, too
   std::vector<Rule> rules;
   std::vector<Tried> tried;
 };

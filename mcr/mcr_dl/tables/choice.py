@@ -274,7 +274,7 @@ def tune(group: _C.Group, knowledge: Knowledge) -> None:
     if len(group.candidates) < 2:
         return
     shape = knowledge.shape(group.ranks)
-    costs, trials = [], []
+    costs, trials, exact = [], [], True
     for device in ("cpu", "cuda") if shape.ranks > 1 else ():  # a single rank has no choice to make
         scale = knowledge.scale_for(shape, device)
         if scale is None:
@@ -286,10 +286,11 @@ def tune(group: _C.Group, knowledge: Knowledge) -> None:
         ]
         if (scale["ranks"], scale["nodes"]) != (shape.ranks, shape.nodes):
             _say_nearest(shape, scale, group.rank())
+            exact = exact and device != "cpu"  # only host tensors are tried
         elif device == "cpu":
             trials = scale["trials"]
     given = [(rule.operation, rule.start, rule.end, rule.candidate) for rule in knowledge.rules]
-    group._tune(costs, given, trials)
+    group._tune(costs, exact, given, trials)
 
 
 _said: set[tuple[Shape, str]] = set()

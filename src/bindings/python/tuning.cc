@@ -52,8 +52,9 @@ CostCurve curve_of(const Points& points) {
 
 DeviceType device_of(const std::string& text) { return text == "cuda" ? DeviceType::CUDA : DeviceType::CPU; }
 
-void tune(Group& group, const Costs& costs, const Rules& rules, const TriedRows& tried) {
+void tune(Group& group, const Costs& costs, bool exact, const Rules& rules, const TriedRows& tried) {
   Tuning tuning;
+  tuning.exact = exact;
   for (const auto& [operation, asynchronous, device, types, candidate, points] : costs) {
     const auto [op, vectored] = operation_of(operation);
     const Tuning::Subject subject{op, vectored, asynchronous, device_of(device),
@@ -150,7 +151,8 @@ void add_tuning(py::module_& module) {
                   [](Group& self, const std::string& device) { return self.selector().cost_model(device_of(device)); },
                   py::is_method(group), py::arg("device") = "cpu"));
   py::setattr(group, "_tune",
-              py::cpp_function(tune, py::is_method(group), py::arg("costs"), py::arg("rules"), py::arg("tried")));
+              py::cpp_function(tune, py::is_method(group), py::arg("costs"), py::arg("exact"), py::arg("rules"),
+                               py::arg("tried")));
   py::setattr(group, "_explain",
               py::cpp_function(explain, py::is_method(group), py::arg("operation"), py::arg("nbytes"), py::arg("dtype"),
                                py::arg("red"), py::arg("device"), py::arg("async_op") = false));
