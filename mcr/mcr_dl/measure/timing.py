@@ -30,7 +30,7 @@ MINIMUM_ROUNDS = 5
 _BATCH_US = 200.0
 _BATCH_APART_US = 1000.0  # after a barrier, which ranks leave up to 50 µs apart, and on a device, with a final wait
 _LEAD_US = 20_000.0  # shorter calls get an untimed one first, which warms the caches
-_ALIKE = 2.0  # candidates that take at most so many times as long as the fastest are alike
+_ALIKE = 2.0  # the largest ratio of a candidate's time to the fastest one's at which both get equal batches
 _TRIALS = 3
 _LONGEST_BATCH = 4096
 _AGREE_SECONDS = 0.1  # rounds between two agreements take about this long
@@ -222,7 +222,7 @@ def _plan(timed: Mapping[str, Timed], control: Control, trials: int, orders: Ite
     """Batches, equal on all ranks, that last long enough for the clock and for ranks that start at different times.
 
     Also warms up. The best of the trials counts: one disturbance must not make the batches too short. Candidates that
-    may be equally fast get batches of one length, as the first call of a batch can cost more than later ones.
+    may be equally fast get batches of equal length, because the first call of a batch can cost more than later calls.
     """
     batches = dict.fromkeys(timed, _Batch(2, True))
     for share in (0.25, 1.0):

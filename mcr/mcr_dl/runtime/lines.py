@@ -116,5 +116,5 @@ def _inner(ranks: Sequence[int]) -> list[str]:
     found = dict.fromkeys(each.parts[0] for each in started if each.algorithm == "hier")
     if not found or len(ranks) < 2:
         return []
-    rows = of(range(current.launch.size))
-    return [*found] if any(set(ranks) <= set(row) for row in rows) else []
+    line = next(row for row in of(range(current.launch.size)) if ranks[0] in row)
+    return [*found] if set(ranks) <= set(line) else []
