@@ -14,10 +14,9 @@ FROM base AS build
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
-RUN pip install "scikit-build-core==1.*" "cmake==4.*" "ninja==1.*"
 WORKDIR /source
 COPY . .
-RUN pip wheel --no-build-isolation --no-deps --wheel-dir /wheels .
+RUN pip wheel --no-deps --wheel-dir /wheels .
 
 FROM base
 ARG EXTRAS=mpich

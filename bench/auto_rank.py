@@ -44,7 +44,7 @@ def _end_trials(call: Callable[[], object], count: int, nbytes: int) -> None:
         call()
 
 
-def measure_all(operations: list[str], sizes: list[int], table: str | None, budget: float, output: str) -> None:
+def measure_all(points: dict[str, list[int]], table: str | None, budget: float, output: str) -> None:
     """One pass on each rank."""
     mcr_dl.init_process_group("auto", tuning_table=table)
     group = _C.world()
@@ -52,9 +52,8 @@ def measure_all(operations: list[str], sizes: list[int], table: str | None, budg
     control = TorchControl()
     bind()
     times: Times = {}
-    for operation in operations:
-        points = [0] if operation == "barrier" else sizes
-        times[operation] = {nbytes: _measure_point(operation, nbytes, group, control, budget) for nbytes in points}
+    for operation, sizes in points.items():
+        times[operation] = {nbytes: _measure_point(operation, nbytes, group, control, budget) for nbytes in sizes}
         if group.rank() == 0:
             print(f"  {operation}", flush=True)
     if group.rank() == 0:

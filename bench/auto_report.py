@@ -17,9 +17,10 @@ INTRODUCTION = """\
 {way}; {date}: {machine}; {libraries}.
 
 Two ranks on one host, float32, SUM; medians over {passes} passes of fresh ranks, in each of which all candidates and
-`auto` are measured in interleaved rounds ({budget_seconds} s a point). Calls that `auto` did not measure at its start
-are made before, until it has tried its candidates. The ratio is the speed of `auto` over that of the candidate with the
-least median time, in the same pass: 1 is as fast as naming the right one, and values above 1 are noise.
+`auto` are measured in interleaved rounds ({budget_seconds} s a point). Points that vary from pass to pass were measured
+in up to {most} passes. Calls that `auto` did not measure at its start are made before, until it has tried its
+candidates. The ratio is the speed of `auto` over that of the candidate with the least median time, in the same pass:
+1 is as fast as naming the right one, and values above 1 are noise.
 The aim is {aim} everywhere: {met} of {count} points reach it; the lowest is {lowest}.
 """
 
@@ -48,8 +49,9 @@ def _below(document: dict[str, Any]) -> list[str]:
     lines = []
     for operation, nbytes, row in _points(document):
         if row["ratio"] < AIM:
-            others = ", ".join(f"{name} {value:.2f}" for name, value in row.items() if name != "ratio")
-            lines.append(f"- {operation}, {size_text(nbytes)}: {row['ratio']:.3f} ({others} µs)")
+            times = ", ".join(f"{name} {value:.2f}" for name, value in row.items() if name not in {"ratio", "passes"})
+            found = f"{row['ratio']:.3f} in {row['passes']} passes"
+            lines.append(f"- {operation}, {size_text(nbytes)}: {found} ({times} µs)")
     return ["## Below the aim", "", *(lines or ["None."]), ""]
 
 
@@ -68,7 +70,8 @@ def markdown(document: dict[str, Any]) -> str:
     """The whole report."""
     found = [row["ratio"] for _, _, row in _points(document)]
     libraries = ", ".join(text.removeprefix("ok: ") for text in document["libraries"].values() if text.startswith("ok"))
-    facts = {**document, "libraries": libraries, "aim": AIM, "count": len(found)}
+    most = max(row["passes"] for _, _, row in _points(document))
+    facts = {**document, "libraries": libraries, "aim": AIM, "count": len(found), "most": most}
     met, lowest = sum(ratio >= AIM for ratio in found), f"{min(found):.3f}"
     parts = [INTRODUCTION.format(**facts, met=met, lowest=lowest)]
     parts += _ratio_table(document) + _below(document) + _peer_table(document)

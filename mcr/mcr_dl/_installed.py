@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-_HOW = "pip install --no-build-isolation --no-deps"
+_HOW = "pip install --no-deps"
 
 
 def problem(built: str, found: str) -> str:

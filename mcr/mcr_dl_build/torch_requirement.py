@@ -8,6 +8,8 @@ The package uses torch's C++ API, which is kept within a minor version: a build 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -23,10 +25,21 @@ def dynamic_wheel(_settings: Mapping[str, Any]) -> dict[str, bool]:
     return {"dependencies": True}
 
 
-def _torch(oldest: str) -> str:
+def _installed() -> str | None:
+    """The version of torch in this environment or, in an isolated build of pip, in the one outside."""
     try:
-        public = version("torch").partition("+")[0]
-    except PackageNotFoundError:  # a source distribution can be made without torch; the build itself asks for it
+        return version("torch")
+    except PackageNotFoundError:
+        program = "import importlib.metadata as metadata; print(metadata.version('torch'))"
+        command = [sys.executable, "-E", "-c", program]  # -E: pip isolates through Python's environment variables
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _torch(oldest: str) -> str:
+    found = _installed()
+    if found is None:  # a source distribution can be made without torch; the build itself asks for it
         return f"torch>={oldest}"
+    public = found.partition("+")[0]
     release = re.match(r"(\d+\.\d+)(\.\d+)*(\.post\d+)?$", public)
     return f"torch=={release[1]}.*" if release else f"torch=={public}"

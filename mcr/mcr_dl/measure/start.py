@@ -40,7 +40,7 @@ _CALLS = 12  # of a candidate at a point, at least: for warming up, planning and
 _TRIALS = 3  # for planning the batches of small calls
 _WARM_UP_CALLS = 20  # calls of a large exchange until a backend that tries several ways has compared them
 _WARM_UP_SECONDS = 0.005  # of these calls; candidates that take longer are measured at once
-_VISITS = 3  # to a point that was disturbed, or whose best candidates are close
+_VISITS = 3  # to a point that was disturbed, or whose best candidates are close, while there is time
 _CLOSE = 1.3  # the largest ratio of the times of the second and the fastest candidate that counts as close
 _SUSPICIOUS = 1.1  # a call that takes so many times as long as a larger one was disturbed
 _IMPLAUSIBLE = 2  # one that still takes so many times as long is left out
@@ -90,18 +90,24 @@ class _Kind(NamedTuple):
 
 
 def _points() -> Iterator[tuple[_Kind, int]]:
-    """Calls and sizes, the most important first: the budget may end before the last."""
+    """Calls and sizes, the most important first: the budget may end before the last.
+
+    Sends come before large calls, because `auto` never tries candidates for them: only two ranks of the group make one.
+    """
     blocking, starting = ([_Kind(name, async_op) for name in frequent()] for async_op in (False, True))
     sizeless = [_Kind(name, False) for name in _operations() if operation_of(name).op == "barrier"]
-    others = [kind for name in _operations() if (kind := _Kind(name, False)) not in (*blocking, *sizeless)]
+    sends = [_Kind(name, False) for name in _operations() if operation_of(name).peer]
+    others = [kind for name in _operations() if (kind := _Kind(name, False)) not in (*blocking, *sizeless, *sends)]
     vectored = [_Kind(name, False) for name in _C.operations() if operation_of(name).vectored]
     for kinds, sizes in (
         (blocking, _COARSE),
         (blocking, _FINE),
         (sizeless, (0,)),
+        (sends, _COARSE),
         (blocking, _LARGE),
         (others, _COARSE),
         (starting, _COARSE),
+        (sends, _LARGE),
         (vectored, (*_COARSE, *_LARGE)),
         (starting, (*_FINE, *_LARGE)),
     ):
@@ -187,10 +193,14 @@ class Measurement:
             cost = sum(found.expected(name, nbytes) for name in names) * _CALLS
             if names and elapsed + cost < self._seconds:
                 self._point(kind, nbytes, names)
-                elapsed = self._control.maximum([perf_counter() - self._begin])[0]
+                elapsed = self._elapsed()
             if elapsed > self._seconds:
                 break
         return self._scale(shape)
+
+    def _elapsed(self) -> float:
+        """Seconds since the begin, equal on all ranks."""
+        return self._control.maximum([perf_counter() - self._begin])[0]
 
     def _worthwhile(self, kind: _Kind, nbytes: int) -> list[str]:
         """The candidates to measure: all, or without those that were far behind at a smaller size, or when blocking.
@@ -232,7 +242,9 @@ class Measurement:
             taken = Sampling(ready, self._control, _CONFIDENCE, trials=trials).extend(seconds, _ROUNDS)
             best = {name: min(each, best.get(name, each), key=_least) for name, each in taken.items()}
             disturbed = any(self._disturbed(found, name, nbytes, each.min_us) for name, each in best.items())
-            if not disturbed and not (nbytes > _CUT and _close(best)):
+            if not disturbed and not (_CUT < nbytes < _LARGE[-1] and _close(best)):  # the largest take too long
+                break
+            if self._elapsed() > self._seconds:
                 break
         for name, each in best.items():
             sample = Sample(ready[name].nbytes, each.n, each.min_us, each.median_us, each.p99_us)
