@@ -190,6 +190,7 @@ ON_RANKS: dict[str, tuple[Callable[..., None], int, bool]] = {  # function, rank
     "objects": (api.objects, 3, False),
     "monitored_barrier": (api.monitored_barrier, 3, False),
     "mpi4py": (api.mpi4py_communicator, 4, False),
+    "mpi4py and variants": (api.mpi4py_shares_the_library, 3, False),
     "fake and null": (api.fake_and_null, 3, False),
     "mixed": (works.mixed, 3, False),
     "coalescing": (api.coalescing, 2, True),
@@ -220,7 +221,7 @@ def test_on_ranks(pools: Pools, name: str, backend: str) -> None:
 _OPEN_MPI = [name for name, row in ON_RANKS.items() if row[0].__module__ == "ranks.works" and row[2]]
 
 
-@pytest.mark.parametrize("name", [*_OPEN_MPI, "mpi4py"])
+@pytest.mark.parametrize("name", [*_OPEN_MPI, "mpi4py", "mpi4py and variants"])
 def test_on_open_mpi(pools: Pools, name: str) -> None:
     """The guarantees of works, and mpi4py's communicators, on Open MPI."""
     function, size, per_backend = ON_RANKS[name]

@@ -109,6 +109,20 @@ def test_zfp_rate(rate: int, dtype: torch.dtype) -> None:
             assert float((_around(smooth, f"zfp:rate={rate}") - smooth).abs().max()) < 2.0 ** (4 - rate + 6)
 
 
+@pytest.mark.parametrize("codec", ["bf16", "int8", "zfp:rate=8", "zfp:tolerance=1e-3"])
+def test_wrong_encoded_data(codec: str) -> None:
+    """Too few bytes, too many, and other tensors than those of bytes are errors, and nothing is read behind them."""
+    like = torch.ones(1000)
+    encoded = passes.encode(like, codec)
+    for wrong in (encoded[:0], encoded[:3], torch.zeros(100_000, dtype=torch.uint8)):
+        with pytest.raises(mcr_dl.McrError, match="encoded bytes"):
+            passes.decode(wrong, like, codec)
+    with pytest.raises(mcr_dl.InvalidTypeError, match="uint8"):
+        passes.decode(encoded.float(), like, codec)
+    with pytest.raises(mcr_dl.InvalidTypeError, match="on the CPU, got one on meta"):
+        passes.encode(like.to("meta"), codec)
+
+
 @pytest.mark.parametrize("codec", ["bf16", "fp16", "int8", "int8:block=1000", "zfp:rate=8", "zfp:tolerance=1e-3"])
 def test_adversarial_values(codec: str) -> None:
     """The decoded value is near the original or as specified: zeros, subnormals, the largest, NaN, infinity."""

@@ -284,6 +284,7 @@ _CLASSES: dict[str, tuple[str, ...]] = {
     ),
     "TrialReport": (
         "@property def group(self) -> str:",
+        "@property def closed(self) -> bool:",
         "@property def key(self) -> str:",
         "@property def what(self) -> str:",
         "def times(self) -> list[list[int]]:",

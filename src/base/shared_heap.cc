@@ -77,9 +77,9 @@ std::byte* SharedHeap::allocate(int64_t bytes) {
     throw Error(ErrorCode::InvalidArgument,
                 "expected the process that called empty_shared() first, got a process forked from it");
   }
-  const auto length = rounded(std::max<int64_t>(bytes, 1), page());
-  int64_t offset = -1;
-  {
+  int64_t offset = -1, length = 0;
+  if (bytes <= bytes_) {  // more could not even be rounded
+    length = rounded(std::max<int64_t>(bytes, 1), page());
     const std::lock_guard lock(mutex_);
     if (length >= kHugePage) offset = take(length, kHugePage);
     if (offset < 0) offset = take(length, page());

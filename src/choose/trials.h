@@ -95,6 +95,9 @@ class Trials : public std::enable_shared_from_this<Trials> {
   /// throws, which is called now and then.
   void await(const Call& call, int64_t bytes, const std::function<void()>& check);
 
+  /// The group has been closed: its reports are not for a later group of the same name.
+  void close() noexcept { closed_.store(true, std::memory_order_relaxed); }
+
   /// Takes over what an earlier job has found: a candidate's cost in calls like this one (kind_of()), which are not
   /// tried again. Before next().
   void remember(const Call& kind, std::size_t candidate, int64_t cost);
@@ -104,6 +107,8 @@ class Trials : public std::enable_shared_from_this<Trials> {
    public:
     Report(std::shared_ptr<Trials> owner, std::size_t bucket) : owner_(std::move(owner)), bucket_(bucket) {}
     const std::string& group() const { return owner_->group_; }
+    /// Whether the group has been closed: another one may have its name now.
+    bool closed() const { return owner_->closed_.load(std::memory_order_relaxed); }
     /// Equal on all ranks, and different for every report of a group.
     std::string key() const;
     /// The calls and their candidates as a text: equal on all ranks that have made the same calls.
@@ -178,6 +183,7 @@ class Trials : public std::enable_shared_from_this<Trials> {
   const std::string group_;
   const int64_t serial_;
   const std::vector<std::string> names_;
+  std::atomic<bool> closed_{false};
   mutable std::mutex mutex_;
   std::condition_variable agreed_;
   std::unordered_map<uint64_t, std::size_t> places_;

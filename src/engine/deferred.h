@@ -5,6 +5,7 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "base/error.h"
@@ -45,6 +46,9 @@ class Deferred {
   }
   /// For a given call: nothing is running any more; after an error, this may be later than poll() reports.
   bool finished() const { return work_ == nullptr || (work_->poll(), work_->finished()); }
+  /// Like Request::source() and behind(): the Work's, once there is one.
+  int source() const { return given() && work_ != nullptr ? work_->source() : -1; }
+  std::string behind() const { return given() && work_ != nullptr ? work_->behind() : std::string(); }
   /// Like Request::block().
   bool block(std::chrono::nanoseconds limit) const {
     if (!given() || error_) return false;
@@ -77,6 +81,8 @@ class DeferredRequest : public Request {
     }
   }
   bool lingers() const override { return failed_ && !call_->finished(); }
+  int source() const override { return call_->source(); }
+  std::string behind() const override { return call_->behind(); }
   bool block(std::chrono::nanoseconds limit) override { return call_->block(limit); }
   void abandon() override { call_->abandon(); }
 

@@ -2,12 +2,16 @@
 #include "engine/wait.h"
 
 #include <algorithm>
+#include <limits>
 #include <string>
+#include <string_view>
 
+#include "group/group.h"
 #include "observe/activity.h"
 #include "observe/position.h"
 #include "observe/recorder.h"
 #include "runtime/progress.h"
+#include "runtime/registry.h"
 
 namespace mcr {
 
@@ -90,6 +94,13 @@ void leave(Work& work) {
   work.rethrow();
 }
 
+constexpr std::string_view kAborted = "the group has been aborted";
+
+bool aborted(const Work& work) {
+  const auto& communicator = work.context().communicator;
+  return communicator != nullptr && communicator->given_up();
+}
+
 }  // namespace
 
 Error late(const Work& work, std::chrono::milliseconds limit) {
@@ -138,12 +149,21 @@ void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt, Call
     }
     check_wait(Position::lost(*call.group), interrupt,
                [&](const std::string& lost) { return Error(ErrorCode::PeerLost, work.what() + ": " + lost); });
-    if (work.context().communicator != nullptr && work.context().communicator->given_up()) {
+    if (aborted(work)) {
       work.abandon();
-      throw Error(ErrorCode::Backend, work.what() + ": the group has been aborted");
+      throw Error(ErrorCode::Backend, work.what() + ": " + std::string(kAborted));
     }
   }
   if (!work.join()) leave(work);
+}
+
+// Blocking calls of other groups wait for operations that passes hold, unless these have been abandoned.
+void abort(Group& group) noexcept {
+  group.give_up();
+  for (const auto& work : Registry::instance().watched(std::numeric_limits<std::size_t>::max())) {
+    if (!aborted(*work)) continue;
+    work->expire(ErrorCode::Backend, work->what() + ": " + std::string(kAborted));
+  }
 }
 
 }  // namespace mcr

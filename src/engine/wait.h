@@ -10,6 +10,8 @@
 
 namespace mcr {
 
+class Group;
+
 /// Ends a wait for other ranks early if there is a reason. A waiting thread calls this regularly. It throws the error
 /// with which communication has ended in this process, `refuse(*lost)` if the group has lost a rank, and the exceptions
 /// of `interrupt`.
@@ -28,5 +30,9 @@ Error late(const Work& work, std::chrono::milliseconds limit);
 /// Waits until the work is complete; throws its error, or late(). The limit counts from `begin`, or from the call.
 void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt, CallerLock* lock = nullptr,
           std::optional<std::chrono::steady_clock::time_point> begin = std::nullopt);
+
+/// Ends the communication of a group at once: waits that poll, calls that the libraries can abort, and operations that
+/// no thread waits for. From any thread; a library's thread may need the caller's locks.
+void abort(Group& group) noexcept;
 
 }  // namespace mcr

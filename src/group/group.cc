@@ -131,6 +131,7 @@ Group::Inside::Inside(Group& group) : group_(group) {
 
 void Group::close() {
   position_->close();
+  if (const auto& trials = selector_.trials(); trials != nullptr) trials->close();
   for (const auto& stage : stage_groups_) stage->close();
   release();
 }

@@ -3,6 +3,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdint>
+#include <limits>
+
 #include "shm_ranks.h"
 
 using namespace shm_ranks;
@@ -22,6 +25,8 @@ TEST(a_heap_reuses_and_joins_what_is_freed) {
   CHECK(!heap.contains(heap.begin() + 8 * kPage, 1) && !heap.contains(heap.begin() + 7 * kPage, kPage + 1));
   second[0] = std::byte{1};
   auto* const rest = heap.allocate(5 * kPage);
+  for (const auto most : {std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::max() - kPage})
+    CHECK(check::has(ranks::failure([&] { heap.allocate(most); }).text, "expected space"));
   const auto full = ranks::failure([&] { heap.allocate(1); });
   CHECK(full.code == ErrorCode::Backend && check::has(full.text, "MCR_DL_SHM_TENSOR_BYTES"));
   heap.free(second);

@@ -311,6 +311,16 @@ TEST(a_call_waits_for_the_agreement) {
   CHECK(rank.call(call(), 1024).has_value());
 }
 
+TEST(a_report_tells_that_its_group_has_been_closed) {
+  Rank rank({3000, 1000});
+  while (rank.call(call(), 1024)) {
+  }
+  const auto report = taken().front();
+  CHECK(!report.closed());
+  rank.trials().close();
+  CHECK(report.closed());
+}
+
 TEST(two_calls_wait_for_one_agreement) {
   for (int turn = 0; turn < 50; ++turn) {
     Rank rank({3000, 1000});

@@ -173,6 +173,15 @@ def aborted(backend: str) -> None:
         dist.new_group([0, 1], timeout=LONG)
         time.sleep(1.5)
     dist.all_reduce(x)  # the other groups continue
+    for name, options in (("compress", {"codec": "int8"}), ("fuse", {})):  # which hold an operation of rank 0
+        group = dist.new_group([0, 1], timeout=LONG)
+        dist.set_passes([name], group)
+        work = dist.all_reduce(x, group=group, async_op=True, **options) if dist.get_rank() == 0 else None
+        time.sleep(0.2)
+        group.abort()
+        dist.all_reduce(x)
+        if work is not None:
+            expect("an abort of a held operation", work.wait)
     say("DONE")
 
 

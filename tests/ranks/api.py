@@ -457,6 +457,34 @@ def mpi4py_communicator() -> None:
     half.Free()
 
 
+def mpi4py_shares_the_library() -> None:
+    """A variant that one rank has used changes no later call of mpi4py; errors are raised where its own are fatal."""
+    session.start()
+    from mpi4py import MPI
+
+    me, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
+    alone = mcr_dl.new_group([0])
+    variant = "mpi:p2p"
+    if me == 0 and variant in _C.world().candidates:
+        for call in (mcr_dl.all_reduce, lambda x, **given: mcr_dl.broadcast(x, 0, **given)):
+            call(torch.ones(4), group=alone, backend=variant)
+    sums = torch.empty(1)
+    for _ in range(30):
+        MPI.COMM_WORLD.Allreduce(torch.ones(1).numpy(), sums.numpy())
+        assert sums.item() == size
+    usual = MPI.COMM_WORLD.Get_errhandler()
+    MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_ARE_FATAL)
+    group = mcr_dl.new_group(list(range(size)), backend="mpi")
+    MPI.COMM_WORLD.Set_errhandler(usual)
+    if me == 0:
+        mcr_dl.send(torch.ones(8), 1, group=group)
+    elif me == 1:
+        expect(InvalidArgumentError, lambda: mcr_dl.recv(torch.ones(4), 0, group=group), "recv")
+    mcr_dl.monitored_barrier()
+    mcr_dl.destroy_process_group(group)
+    mcr_dl.destroy_process_group(alone)
+
+
 def fake_and_null() -> None:
     """torch's fake backend through the adapter of gloo, and the backend without communication."""
     session.stop()

@@ -157,6 +157,7 @@ def answers(backend: str) -> None:
                 lists = [torch.zeros(2) for _ in range(mcr_dl.get_world_size())]
                 mcr_dl.all_gather(lists, torch.ones(2), backend=backend)
                 assert [part.tolist() for part in lists] == [[7, 7]] * len(lists)
+                assert mcr_dl.recv(tensor, backend=backend) == -1, "a receive from any rank, which no rank has sent"
             mcr_dl.monitored_barrier()
 
 
@@ -188,6 +189,14 @@ def holds(backend: str) -> None:
             assert tensor.tolist() == [float(i * size)] * 10
         assert [part.tolist() for part in lists] == [[3.0, 3.0]] * size
         expect(InvalidArgumentError, held[0].proceed, "mine", "has gone on")
+        if mcr_dl.get_rank() == 1:
+            mcr_dl.send(torch.full((2,), 5.0), 0, backend=backend)
+        elif mcr_dl.get_rank() == 0:
+            received = torch.zeros(2)
+            work = mcr_dl.irecv(received, backend=backend)
+            held[-1].proceed()
+            work.wait()
+            assert (work.source_rank(), received.tolist()) == (1, [5.0, 5.0])
 
 
 def mends(backend: str) -> None:

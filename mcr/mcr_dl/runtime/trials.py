@@ -85,7 +85,7 @@ class _Agreements:
 
     def _begin(self, report: _C.TrialReport) -> None:
         group = state.find(report.group)
-        if group is None:
+        if group is None or report.closed:  # a later group may have the name
             return
         members = f"{report.group}/{group.ranks[0]}"  # parts of one group may share a name
         store = torch_dist.PrefixStore(f"trials/{members}", self._store)

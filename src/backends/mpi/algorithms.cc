@@ -24,7 +24,7 @@ constexpr std::pair<Op, std::string_view> kSwitched[] = {
 
 void Algorithms::start() {
   for (const auto& [op, name] : kSwitched) {
-    auto& control = switches_[static_cast<std::size_t>(op)].control;
+    auto& control = switches_[static_cast<std::size_t>(op)];
     control = Control::open("MPIR_CVAR_" + std::string(name) + "_POSIX_INTRA_ALGORITHM");
     // If the user has chosen the general ones for the whole program, there is nothing to switch.
     if (control.own == kGeneral) control.close();
@@ -32,17 +32,16 @@ void Algorithms::start() {
   }
 }
 
-void Algorithms::set(Switch& one, int variant) {
-  one.control.write(variant == 0 ? one.control.own : kGeneral);
-  one.current = variant;
-}
-
 void Algorithms::stop() {
-  for (auto& one : switches_) {
-    if (one.current != 0) set(one, 0);
-    one.control.close();
-  }
+  for (auto& control : switches_) control.close();
   any_ = false;
 }
+
+Algorithms::Use::Use(const Control* control) : control_(control) {
+  if (control_ != nullptr) control_->write(kGeneral);
+}
+
+// The library has accepted this value before.
+void Algorithms::Use::restore() noexcept { control_->restore(); }
 
 }  // namespace mcr::mpi

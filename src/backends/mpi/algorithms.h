@@ -19,27 +19,35 @@ class Algorithms {
 
   /// Finds the library's switches. Call after MPI_T_init_thread.
   void start();
-  /// Restores the switches.
   void stop();
 
-  bool switches(Op op) const { return switches_[static_cast<std::size_t>(op)].control.exists(); }
+  bool switches(Op op) const { return of(op).exists(); }
   bool any() const { return any_; }
 
-  /// Makes the next call of the op use the variant; 0 is the library's own choice.
-  void use(Op op, int variant) {
-    auto& one = switches_[static_cast<std::size_t>(op)];
-    if (one.current != variant && one.control.exists()) set(one, variant);
-  }
+  /// The calls of an op use a variant as long as this object lives. The switches belong to the process, and MPICH wants
+  /// them equal on all ranks: left as they are, a call of some ranks would change what all ranks do later, in other
+  /// operations too.
+  class Use {
+   public:
+    explicit Use(const Control* control);
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+    ~Use() {
+      if (control_ != nullptr) restore();
+    }
+
+   private:
+    void restore() noexcept;
+
+    const Control* control_;
+  };
+  /// For variant 0, the library's own choice, nothing is switched.
+  [[nodiscard]] Use use(Op op, int variant) const { return Use(variant != 0 && switches(op) ? &of(op) : nullptr); }
 
  private:
-  struct Switch {
-    Control control;
-    int current = 0;  // variant
-  };
+  const Control& of(Op op) const { return switches_[static_cast<std::size_t>(op)]; }
 
-  static void set(Switch& one, int variant);
-
-  std::array<Switch, kOps.size()> switches_{};
+  std::array<Control, kOps.size()> switches_{};
   bool any_ = false;
 };
 

@@ -260,13 +260,13 @@ class MpiCommunicator : public OpMethods<MpiCommunicator> {
   void post(const Call& call, Lane& lane, const Routine<Run, Start>& routine, Vectors vectors, Args... args) {
     if (lane.blocking()) {
       const auto lock = library_.lock();
-      library_.algorithms().use(call.op, call.variant);
+      const auto algorithm = library_.algorithms().use(call.op, call.variant);
       return mpi::check(routine.run(args..., comm(call)), routine.run.name());
     }
     auto operation = std::make_unique<Operation>(routine.start.name(), std::move(vectors));
     {
       const auto lock = library_.lock();
-      library_.algorithms().use(call.op, call.variant);
+      const auto algorithm = library_.algorithms().use(call.op, call.variant);
       mpi::check(routine.start(args..., comm(call), operation->handle()), routine.start.name());
     }
     lane.track(std::move(operation));
@@ -330,6 +330,12 @@ void check_place(const char* what, MPI_Comm comm, int wanted_rank, int least, bo
                   (exact || size > 1 ? "" : "; was the program started by no MPI launcher, or by another library's?"));
 }
 
+/// A new communicator has the error handler of the one that it was made from: with the program's own, errors may end
+/// the process.
+void return_errors(MPI_Comm comm) {
+  check(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+}
+
 MPI_Comm create(const GroupSpec& spec) {
   const auto lock = Library::get().lock();
   const int last = *std::max_element(spec.ranks.begin(), spec.ranks.end());
@@ -344,6 +350,7 @@ MPI_Comm create(const GroupSpec& spec) {
   code = MPI_Comm_create_group(MPI_COMM_WORLD, members, tag_of(spec.name), &comm);
   MPI_Group_free(&members);
   check(code, "MPI_Comm_create_group");
+  return_errors(comm);
   return comm;
 }
 
@@ -356,7 +363,7 @@ Handle duplicate(MPI_Comm from, int variant = 0) {
   const int code = MPI_Comm_dup(from, &comm);
   if (variant != 0) Library::get().forced_algorithms().use(0);
   check(code, "MPI_Comm_dup");
-  check(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  return_errors(comm);
   return Handle(comm);
 }
 

@@ -88,7 +88,9 @@ class Binder {
     if (asynchronous_) return wrap(start_call());
     const int source = run_call();
     if (call_.op != Op::recv) Py_RETURN_NONE;
-    return PyLong_FromLong(group_->spec().ranks[static_cast<std::size_t>(source < 0 ? call_.root : source)]);
+    const int sender = source < 0 ? call_.root : source;
+    // A pass may answer a receive from any rank itself: then there is no sender.
+    return PyLong_FromLong(sender < 0 ? -1 : group_->spec().ranks[static_cast<std::size_t>(sender)]);
   }
 
  private:

@@ -125,6 +125,10 @@ class PythonCodec final : public Codec {
   }
 
   void decode(const std::byte* in, int64_t bytes, void* out, int64_t count, DType dtype) const override {
+    if (bytes < kHeader) {
+      throw failed("codec " + name() + ": expected at least " + std::to_string(kHeader) + " encoded bytes, got " +
+                   std::to_string(bytes));
+    }
     switch (static_cast<Status>(in[0])) {
       case Status::NotFinite:
         return fill_with_nan(out, count, dtype);
@@ -196,12 +200,19 @@ const Coding& coding_of(const py::handle& text) {
 
 DType dtype_of(const at::Tensor& tensor) { return *python::dtype_of(tensor.scalar_type()); }  // codec_of() has checked
 
+void expect_host(const at::Tensor& tensor) {
+  if (tensor.device().is_cpu() && tensor.layout() == at::kStrided) return;
+  throw Error(ErrorCode::InvalidType, "codec: expected a dense tensor on the CPU, got one on " + tensor.device().str() +
+                                          (tensor.layout() == at::kStrided ? "" : " with another layout"));
+}
+
 const Codec& codec_of(const py::handle& given, const at::Tensor& tensor) {
   const auto& coding = coding_of(given);
   const auto* codec = coding.codec;
   const auto& text = coding.text;
   unlocked([&] {
     if (codec == nullptr) throw Error(ErrorCode::InvalidArgument, "codec: expected a codec, got '" + text + "'");
+    expect_host(tensor);
     const auto dtype = python::dtype_of(tensor.scalar_type());
     if (dtype && codec->accepts(*dtype)) return;
     throw Error(ErrorCode::InvalidType, "codec '" + text + "': got a tensor of " + c10::toString(tensor.scalar_type()) +
@@ -248,6 +259,11 @@ at::Tensor encode(const at::Tensor& tensor, const py::object& text) {
 at::Tensor decode(const at::Tensor& encoded, const at::Tensor& like, const py::object& text) {
   const auto& codec = codec_of(text, like);
   return unlocked([&] {
+    expect_host(encoded);
+    if (encoded.scalar_type() != at::kByte) {
+      throw Error(ErrorCode::InvalidType,
+                  std::string("encoded: expected a tensor of uint8, got ") + c10::toString(encoded.scalar_type()));
+    }
     const auto dtype = dtype_of(like);
     EncodedParts part(codec, dtype, {like.numel()});
     const int64_t bytes = encoded.numel();

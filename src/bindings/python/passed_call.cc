@@ -228,7 +228,19 @@ py::object PassedCall::proceed_held() {
   return py::none();
 }
 
+// On a device, only the operation itself copies between its memory and lists of tensors or strided ones.
+void PassedCall::expect_own_memory(const char* action) const {
+  const auto& plan = passage_->plan;
+  if (passage_->call.device.type == DeviceType::CPU) return;
+  if (plan.before.empty() && plan.behind.empty() && plan.out_blocks.empty() && plan.deliver == nullptr) return;
+  throw Error(ErrorCode::Unsupported, "pass '" + pass_ + "': " + action +
+                                          ": expected a call on contiguous tensors of a device, got one whose tensors "
+                                          "are copied before or after the operation");
+}
+
 py::object PassedCall::done() {
+  expect_open();
+  expect_own_memory("done()");
   decide(Fate::Answered);
   if (!passage_->asynchronous) {
     remembered([&] {
@@ -246,6 +258,8 @@ py::object PassedCall::hold() {
   if (passage_ != nullptr && !passage_->asynchronous) {
     throw Error(ErrorCode::InvalidArgument, "pass '" + pass_ + "': only an asynchronous call can be held");
   }
+  expect_open();
+  expect_own_memory("hold()");
   decide(Fate::Held);
   if (passage_->slot != nullptr) slot_.emplace(*passage_->slot);
   held_ = passage_->call;

@@ -61,6 +61,7 @@ class PassedCall {
   const Call& call() const;
   void expect_open() const;
   void expect_steps() const;
+  void expect_own_memory(const char* action) const;
   void decide(Fate fate);
   template <class Action>
   auto remembered(Action action);

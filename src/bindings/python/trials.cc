@@ -50,6 +50,7 @@ void add_trials(py::module_& module) {
   using Report = Trials::Report;
   py::class_<Report>(module, "TrialReport", "The times of one round of trials, until the ranks have agreed on them.")
       .def_property_readonly("group", &Report::group)
+      .def_property_readonly("closed", &Report::closed)
       .def_property_readonly("key", &Report::key)
       .def_property_readonly("what", &Report::what)
       .def("times", &Report::times)

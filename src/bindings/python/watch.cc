@@ -24,6 +24,7 @@
 #include "bindings/python/none.h"
 #include "bindings/python/unlocked.h"
 #include "bindings/python/work.h"
+#include "engine/wait.h"
 #include "group/group.h"
 #include "observe/activity.h"
 #include "observe/interrupt.h"
@@ -243,7 +244,7 @@ void add_watch(py::module_& module) {
   });
   module.def("take_desync", Stop::take_desync);
   module.def("fail_at_exit", fail_at_exit);
-  module.def("give_up", [](Group& group) { unlocked([&] { group.give_up(); }); });
+  module.def("give_up", [](Group& group) { unlocked([&] { mcr::abort(group); }); });
   module.def("give_up_streams", [](Group& group) { unlocked([&] { give_up_streams(group); }); });
   module.def("keep_forever", keep_forever);
   module.def("set_detail", set_detail);

@@ -468,7 +468,7 @@ void TorchBackend::abort() {
   if (group_->closed()) return;
   {
     const Unlocked guard;  // a library's thread may need the GIL before it lets go
-    group_->give_up();
+    mcr::abort(*group_);
   }
   if (!group_->closed()) runtime("on_abort")(py::cast(group_));  // else another thread has done it
 }

@@ -222,6 +222,7 @@ void TorchWork::when_over(const std::function<void()>& action) {
 }
 
 c10::intrusive_ptr<Future> TorchWork::getFuture() {
+  const UnlockedIfHeld guard;  // make_future() may need the GIL
   const std::lock_guard lock(future_mutex_);
   if (future_ == nullptr) future_ = make_future();
   return future_;

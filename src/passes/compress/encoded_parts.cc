@@ -58,10 +58,12 @@ void EncodedParts::lay_out() {
 void EncodedParts::expect(std::span<const int64_t> sizes) {
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     const int64_t most = counts_[i] == 0 ? 0 : codec_.capacity(counts_[i], coded_);
-    if (sizes[i] < 0 || sizes[i] > most) {
-      throw Error(ErrorCode::InvalidArgument,
-                  "part " + std::to_string(i) + ": expected at most " + std::to_string(most) + " encoded bytes for " +
-                      std::to_string(counts_[i]) + " elements, got " + std::to_string(sizes[i]));
+    const int64_t least = counts_[i] == 0 || codec_.fixed() ? most : 1;
+    if (sizes[i] < least || sizes[i] > most) {
+      const auto expected = least == most ? std::to_string(most) : "1 to " + std::to_string(most);
+      throw Error(ErrorCode::InvalidArgument, "part " + std::to_string(i) + ": expected " + expected +
+                                                  " encoded bytes for " + std::to_string(counts_[i]) +
+                                                  " elements, got " + std::to_string(sizes[i]));
     }
   }
   sizes_.assign(sizes.begin(), sizes.end());
