@@ -103,12 +103,18 @@ Registry::Entry* Registry::find(const std::string& name) {
   return found == entries_.end() || !found->second.backend ? nullptr : &found->second;
 }
 
+// Stops the threads outside the lock, which the steps of passes that run there may need.
 void Registry::shutdown() {
-  std::lock_guard lock(mutex_);
-  for (auto& [name, entry] : entries_) {
-    if (!entry.backend) continue;
-    entry.progress.stop();
-    entry.backend->shutdown();
+  std::vector<Entry*> loaded;
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto& [name, entry] : entries_) {
+      if (entry.backend) loaded.push_back(&entry);
+    }
+  }
+  for (auto* const entry : loaded) {
+    entry->progress.stop();
+    entry->backend->shutdown();
   }
 }
 
