@@ -88,8 +88,7 @@ class Binder {
     if (asynchronous_) return wrap(start_call());
     const int source = run_call();
     if (call_.op != Op::recv) Py_RETURN_NONE;
-    const int sender = source < 0 ? call_.root : source;
-    // A pass may answer a receive from any rank itself: then there is no sender.
+    const int sender = source < 0 ? call_.root : source;  // none if a pass has answered a receive from any rank
     return PyLong_FromLong(sender < 0 ? -1 : group_->spec().ranks[static_cast<std::size_t>(sender)]);
   }
 
@@ -115,10 +114,9 @@ class Binder {
       throw Error(ErrorCode::InvalidType,
                   signature_.name + ": group: expected a process group of mcr_dl or None, got " + described(object));
     }
-    if (group_->closed())
-      throw Error(ErrorCode::NotInitialized,
-                  signature_.name + ": " + destroyed_group().what() + " (" + *group_->label() + ")");
-    return true;
+    if (!group_->closed()) return true;
+    throw Error(ErrorCode::NotInitialized,
+                signature_.name + ": " + destroyed_group().what() + " (" + *group_->label() + ")");
   }
 
   void find_backend() {
