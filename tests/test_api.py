@@ -92,6 +92,8 @@ def test_availability() -> None:
     for name, status in mcr_dl.available_backends().items():
         assert mcr_dl.is_backend_available(name.upper()) == status.startswith("ok"), (name, status)
     assert mcr_dl.is_backend_available("mcr")
+    assert mcr_dl.is_backend_available("stripe(gloo,shm)")
+    assert not mcr_dl.is_backend_available("stripe(gloo,nothing)")
     assert mcr_dl.is_gloo_available()
     assert mcr_dl.is_mpi_available() == mcr_dl.available_backends()["mpi"].startswith("ok")
     assert mcr_dl.is_backend_available("xccl") == torch_dist.is_backend_available("xccl")

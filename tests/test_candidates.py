@@ -174,6 +174,20 @@ def test_wrong_names_in_a_table(tmp_path: Path, name: str, message: str) -> None
         table.read(tmp_path / "t.json")
 
 
+def test_a_journal_is_of_one_run(tmp_path: Path) -> None:
+    """A second run with the same journal is refused as long as the first one goes on."""
+    plan = Plan(2, ("gloo", "mpi"), (Unit("all_reduce", "float32", (65536,)),), 1.0, 0.025)
+    first, second = Journal(tmp_path / "journal"), Journal(tmp_path / "journal")
+    first.begin(plan)
+    first.add("done", operation="all_reduce")
+    for take in (second.begin, second.resume):
+        with pytest.raises(InvalidArgumentError, match="another mcr-tune"):
+            take(plan)
+    assert len(first.path.read_text().splitlines()) == 2
+    del first
+    second.begin(plan)
+
+
 def test_a_journal_of_an_older_version(tmp_path: Path) -> None:
     """mcr-tune --resume continues with it."""
     new = Plan(2, ("gloo", "mpi", NEW[0]), (Unit("all_reduce", "float32", (65536,)),), 1.0, 0.025, codecs=("bf16",))

@@ -81,6 +81,7 @@ def test_no_group(pools: Pools) -> None:
         lifecycle.finalize_some,
         lifecycle.other_orders,
         lifecycle.started_before,
+        lifecycle.wrong_variables,
     ],
     ids=lambda function: function.__name__,
 )

@@ -309,6 +309,12 @@ def test_different_calls(nursery: Nursery, backend: str) -> None:
             assert [rank.text.count("RAISED DesyncError") for rank in ranks] == [2, 2]
 
 
+def test_torch_starts_again_after_a_desync(nursery: Nursery) -> None:
+    ranks = jobs.start(nursery, "troubles", ["torch_desync", "mcr"], 2, MCR_DL_DEBUG="detail")
+    jobs.end(nursery, ranks)
+    jobs.expect(ranks, 0, "RAISED", "DONE")
+
+
 @backends
 def test_equal_calls(nursery: Nursery, backend: str) -> None:
     """MCR_DL_DEBUG=detail does not disturb correct programs."""

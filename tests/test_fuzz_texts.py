@@ -344,7 +344,7 @@ def test_converters(text: str) -> None:
 def test_launchers(text: str, number: str) -> None:
     """The values of a launcher's variables."""
     refused(launcher.first_host, text)
-    for rank, size in (("RANK", "WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")):
+    for rank, size in (("RANK", "WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")):
         refused(launcher.detect, {rank: number, size: "2"})
         refused(launcher.detect, {rank: "0", size: number, "LOCAL_RANK": number})
     refused(launcher.local_size, {"LOCAL_WORLD_SIZE": number})

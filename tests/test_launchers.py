@@ -48,7 +48,7 @@ def slurm(size: int, program: list[str]) -> list[tuple[list[str], dict[str, str]
     port = launchers.free_port()
     while port < 15000 or port >= 60000:
         port = launchers.free_port()
-    common = {"SLURM_NTASKS": str(size), "SLURM_JOB_ID": str(port - 15000), "SLURM_STEP_NODELIST": "localhost"}
+    common = {"SLURM_STEP_NUM_TASKS": str(size), "SLURM_JOB_ID": str(port - 15000), "SLURM_STEP_NODELIST": "localhost"}
     return [(program, {**common, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}) for rank in range(size)]
 
 
@@ -303,9 +303,11 @@ def test_third_party_backend(tmp_path: Path) -> None:
             {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0"},
             launcher.Launch("mpiexec (Open MPI)", 0, 2, 0),
         ),
-        ({"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}, launcher.Launch("srun", 5, 8, 1)),
+        ({"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1"}, launcher.Launch("srun", 5, 8, 1)),
+        # A batch script, which is no rank.
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"}, launcher.Launch("none", 0, 1, 0)),
         (
-            {"RANK": "0", "WORLD_SIZE": "2", "SLURM_PROCID": "5", "SLURM_NTASKS": "8"},
+            {"RANK": "0", "WORLD_SIZE": "2", "SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8"},
             launcher.Launch("torchrun", 0, 2, -1),
         ),
     ],
@@ -317,7 +319,13 @@ def test_detect(environment: dict[str, str], expected: launcher.Launch) -> None:
 
 @pytest.mark.parametrize(
     ("nodelist", "host"),
-    [("gpu[03-07,09],login", "gpu03"), ("node7", "node7"), ("a1,b[2-3]", "a1"), ("rack[1,4]-x", "rack1-x")],
+    [
+        ("gpu[03-07,09],login", "gpu03"),
+        ("node7", "node7"),
+        ("a1,b[2-3]", "a1"),
+        ("rack[1,4]-x", "rack1-x"),
+        ("n[1-2]x[0-3],m", "n1x0"),
+    ],
 )
 def test_first_host(nodelist: str, host: str) -> None:
     """The first name of Slurm's compressed list."""

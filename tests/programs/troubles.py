@@ -98,6 +98,21 @@ def ends(backend: str, how: str) -> None:
     say("END")
 
 
+def torch_desync(backend: str) -> None:
+    """MCR_DL_DEBUG=detail: torch's destroy_process_group() raises, and torch can start again."""
+    for turn in range(2):
+        torch_dist.init_process_group("mcr", timeout=LONG)
+        op = torch_dist.ReduceOp.MAX if (turn, torch_dist.get_rank()) == (0, 1) else torch_dist.ReduceOp.SUM
+        torch_dist.all_reduce(torch.ones(10), op=op)
+        try:
+            torch_dist.destroy_process_group()
+        except dist.DesyncError:
+            say("RAISED")
+        assert not torch_dist.is_initialized()
+        assert not dist.is_initialized()
+    say("DONE", backend)
+
+
 def one_more(backend: str) -> None:
     """MCR_DL_DEBUG=detail: one rank ends with a pending call that the others do not make."""
     dist.init_process_group(backend, timeout=LONG)

@@ -92,6 +92,16 @@ def started_before() -> None:
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):  # as torch.multiprocessing.spawn
             os.environ.pop(name, None)
         assert _cores() == own
+        assert mcr_dl.get_node_local_rank() == mcr_dl.get_rank()
+
+
+def wrong_variables() -> None:
+    """A wrong value on one rank is an error on all ranks, and at once."""
+    session.stop()
+    for name in ("MCR_DL_HOST_TIMEOUT", "MCR_DL_DEBUG", "MCR_DL_LOG", "MCR_DL_SHM_DIRECT"):
+        with mock.patch.dict("os.environ", {name: "x"} if launcher.detect().rank == 1 else {}):
+            expect(InvalidArgumentError, lambda: mcr_dl.init_process_group("gloo"), name, "rank 1", "'x'")
+    session.start()
 
 
 def _cores() -> list[int | None]:

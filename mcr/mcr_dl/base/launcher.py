@@ -38,11 +38,12 @@ class Launch:
 
 
 # launcher, rank, size, local rank: the first row whose rank and size are both set wins. A user's RANK comes first.
+# Slurm sets SLURM_PROCID and SLURM_NTASKS in a batch script, too, which is not a rank: only srun sets the step's size.
 _VARIABLES = (
     ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
     ("mpiexec (Open MPI)", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
     ("mpiexec (MPICH)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
-    ("srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+    ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
 )
 
 
@@ -78,12 +79,19 @@ def detect(environment: Mapping[str, str] = os.environ) -> Launch:
 def stated(rank: int, size: int) -> Launch:
     """The launch of a process whose program states rank and size."""
     found = read()
-    return Launch("arguments" if found.launcher == "none" else found.launcher, rank, size, found.local_rank)
+    if found.launcher == "none":
+        return Launch("arguments", rank, size, 0 if size == 1 else -1)
+    return Launch(found.launcher, rank, size, found.local_rank)
 
 
-def export_local_rank() -> None:
-    """Set LOCAL_RANK in the environment, where programs read it, if the launcher gives it under another name."""
-    os.environ.setdefault("LOCAL_RANK", str(max(detect().local_rank, 0)))
+def export_local_rank(rank: int = -1) -> None:
+    """Set LOCAL_RANK in the environment, where programs read it, if the launcher gives it under another name.
+
+    Processes without a launcher, whose program states their ``rank``, have none.
+    """
+    found = detect()
+    if found.launcher != "none" or rank <= 0:
+        os.environ.setdefault("LOCAL_RANK", str(max(found.local_rank, 0)))
 
 
 def _stated_local_size(environment: Mapping[str, str] = os.environ) -> int | None:
@@ -166,11 +174,10 @@ def make_room(launch: Launch) -> None:
 
 def first_host(nodelist: str) -> str:
     """The first host in Slurm's compressed list: ``gpu[03-07,09],login`` -> ``gpu03``."""
-    match = re.match(r"([^,\[]+)(?:\[([^\],-]+)[^\]]*\])?([^,\[]*)", nodelist)
+    match = re.match(r"(?:[^,\[]|\[[^\],-]+[^\]]*\])+", nodelist)
     if match is None:
         raise InvalidArgumentError(f"SLURM_JOB_NODELIST: expected a list of hosts, got {nodelist!r}")
-    prefix, number, suffix = match.groups(default="")
-    return f"{prefix}{number}{suffix}"
+    return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", match[0])
 
 
 def slurm_address(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:

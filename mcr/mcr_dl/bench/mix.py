@@ -52,7 +52,7 @@ def _complain(text: str, place: int, what: str) -> InvalidArgumentError:
 def _parse_part(text: str, begin: int, end: int) -> Part:
     """The part between two positions of the whole text."""
     match = re.compile(
-        r"\s*(?P<op>\w*)\s*(?P<colon>:?)(?P<size>[^@+]*)(?P<at>@?)\s*(?P<name>[\w:.-]*(\([^()]*\)?)?)\s*"
+        r"\s*(?P<op>\w*)\s*(?P<colon>:?)(?P<size>[^@+]*)(?P<at>@?)\s*(?P<name>[\w:.-]*(\([\w:.,()-]*)?)\s*"
     ).match(text, begin, end)
     assert match is not None  # every group may be empty
     if match["op"] not in operations():

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import importlib.util
 import os
@@ -201,8 +202,11 @@ def refuse(program: str, message: str) -> int:
 def exit_code(program: str, run: Callable[[], int]) -> int:
     """Run a command; returns its exit code. An error is one line and exit code 2.
 
-    A closed pipe, as in ``mcr-tune show | head``, ends the command silently.
+    A closed pipe, as in ``mcr-tune show | head``, ends the command silently. Characters that the output's encoding does
+    not have, as µ in ASCII, become question marks.
     """
+    with contextlib.suppress(AttributeError, ValueError):
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
         code = run()
         sys.stdout.flush()

@@ -56,6 +56,8 @@ class CoalescedWork:
 def _own_device() -> torch.device | None:
     if get_accelerator().device_name() != "cuda":
         return None
+    if "LOCAL_RANK" not in os.environ:
+        raise InvalidArgumentError("LOCAL_RANK: expected the number of this rank's GPU, got nothing")
     return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
 
 
@@ -94,7 +96,7 @@ class McrBackend(TorchBackend):  # type: ignore[misc]
     ) -> None:
         """Start the runtime if it is not running; DeepSpeed's engines then find LOCAL_RANK under any launcher."""
         del backend
-        launcher.export_local_rank()
+        launcher.export_local_rank(rank)
         if not state.is_initialized():
             default_group.init_process_group(
                 _deepspeed.backends(),
@@ -104,6 +106,7 @@ class McrBackend(TorchBackend):  # type: ignore[misc]
                 world_size=world_size,
                 device_id=_own_device(),
             )
+        os.environ.setdefault("LOCAL_RANK", str(queries.get_node_local_rank()))
         self.using_mpi = False  # True would put a barrier after every call that DeepSpeed logs
 
     # ---- capabilities

@@ -88,7 +88,9 @@ def start(
         launch, store = meeting.meet_at(init_method, rank, world_size, limit)
     else:
         launch = launch_of(rank, world_size)
-    report.show(launch.rank)
+    wrong = variables.problem()  # _agree() raises it on all ranks
+    if not wrong:
+        report.show(launch.rank)
     if launch.rank == 0:
         variables.warn_of_unknown()
     if launch.local_rank <= 0:
@@ -99,11 +101,12 @@ def start(
     current = state.begin(launch, store, limit, wanted, devices.own(device_id))
     current.passes = specifications
     try:
-        groups = watch.Groups(state.living, state.is_shadow)
-        watch.start(current.store, launch.rank, launch.size, groups, detail=_debug() == "detail")
+        if not wrong:
+            groups = watch.Groups(state.living, state.is_shadow)
+            watch.start(current.store, launch.rank, launch.size, groups, detail=_debug() == "detail")
         if getattr(pg_options, "is_high_priority_stream", False):
             devices.raise_priority()
-        _agree(current, tuning_table)
+        _agree(current, tuning_table, wrong)
         _watch_processes(current)
         current.staging = devices.agree(current)
         _C.set_world(_make_world(current))
@@ -136,10 +139,10 @@ def _debug() -> str:
     return value
 
 
-def _agree(current: state.State, tuning_table: str | os.PathLike[str] | None) -> None:
+def _agree(current: state.State, tuning_table: str | os.PathLike[str] | None, wrong: str) -> None:
     """Make all ranks start the same backends on the same libraries, and choose by the same table.
 
-    Otherwise their calls would not meet.
+    Otherwise their calls would not meet. ``wrong``: the error in this rank's environment variables.
     """
     store, rank, size = torch_dist.PrefixStore("init", current.store), current.launch.rank, current.launch.size
     automatic = not current.backends
@@ -147,8 +150,9 @@ def _agree(current: state.State, tuning_table: str | os.PathLike[str] | None) ->
     current.backends, current.asked = agreed.backends, agreed.asked
     status = _C.backend_status()
     libraries = {name: status[name] for name in current.backends}
-    facts = {**choice.facts(libraries, tuning_table), "debug": _debug(), "topology": dimensions.own()}
-    facts |= {"job": uuid.uuid4().hex, "variables": variables.problem(), "passes": chain.terms_of(current.passes)}
+    debug = "" if wrong else _debug()
+    facts = {**choice.facts(libraries, tuning_table), "debug": debug, "topology": dimensions.own()}
+    facts |= {"job": uuid.uuid4().hex, "variables": wrong, "passes": chain.terms_of(current.passes)}
 
     def themis(grid: _C.Topology | None) -> list[str]:
         return startup.over_dimensions(grid, agreed) if automatic else []
@@ -250,8 +254,10 @@ def end() -> None:
     if not any(map(core_groups.is_broken, state.living())) and not _C.drain(state.backends_in_use(), DRAIN):
         warnings.warn("destroy_process_group: some operations were still running and are abandoned", stacklevel=3)
     _C.drain_futures(DRAIN)
-    trace.finish(together=True)
-    core_groups.forget()
+    try:
+        trace.finish(together=True)
+    finally:
+        core_groups.forget()
 
 
 # ---- the end of the process

@@ -27,7 +27,7 @@ _LONGEST = 0.05  # seconds between two looks of the monitored barrier at the sto
 def _device(group: _Group) -> torch.device:
     """The device for the bytes of objects: the host, unless all backends of the group need device memory."""
     members = handles.core_group(group)
-    if all(members._streams(name) == "cuda" for name in members.backends):
+    if members.backends and all(members._streams(name) == "cuda" for name in members.backends):
         return torch.device("cuda", state.current().device)
     return torch.device("cpu")
 
@@ -71,9 +71,9 @@ def _root(group: _Group, rank: int | None, group_rank: int | None, default: int 
 
 
 def _expect_list(name: str, value: Sequence[Any] | None, size: int) -> None:
-    if value is None or len(value) != size:
+    if value is None or len(value) < size:
         got = "None" if value is None else str(len(value))
-        message = f"{name}: expected a list of {size} entries (one per rank), got {got}"
+        message = f"{name}: expected a list of at least {size} entries (one per rank), got {got}"
         raise InvalidArgumentError(message)
 
 
@@ -87,7 +87,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: _Group = None) ->
     sizes = _sizes(group, data.numel())
     everything = _space(sum(sizes), group)
     _C.all_gatherv(everything, data, sizes, group=group)
-    object_list[:] = [_unpack(part) for part in torch.split(everything, sizes)]
+    object_list[:size] = [_unpack(part) for part in torch.split(everything, sizes)]
 
 
 def gather_object(
@@ -109,7 +109,7 @@ def gather_object(
     everything = _space(sum(sizes), group) if members.rank() == root else None
     _C.gatherv(everything, data, members.ranks[root], sizes, group=group)
     if everything is not None and object_gather_list is not None:
-        object_gather_list[:] = [_unpack(part) for part in torch.split(everything, sizes)]
+        object_gather_list[: len(sizes)] = [_unpack(part) for part in torch.split(everything, sizes)]
 
 
 def broadcast_object_list(

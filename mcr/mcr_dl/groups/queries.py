@@ -67,8 +67,14 @@ def get_global_rank(group: handles.Group, group_rank: int) -> int:
 
 
 def get_backend(group: handles.Group = None) -> str:
-    """The group's first backend (torch.distributed.get_backend); get_backends() returns all."""
-    return handles.core_group(group).backends[0]
+    """The group's first backend (torch.distributed.get_backend); get_backends() returns all.
+
+    Raises NotInitializedError if none of the group's backends runs (any more).
+    """
+    made = handles.core_group(group)
+    if not made.backends:
+        raise NotInitializedError(f"get_backend: expected a backend of group {made.name()!r}, got none that runs")
+    return made.backends[0]
 
 
 def get_backends(group: handles.Group = None) -> list[str]:
@@ -97,12 +103,17 @@ def get_default_backend_for_device(device: str | torch.device) -> str:
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
     """This process's rank on its host, from the launcher (torch.distributed.get_node_local_rank).
 
-    Raises InvalidArgumentError if the launcher does not set it and no fallback is given.
+    Without a launcher: the fallback, or the place among the host's ranks once the default group is initialized. Raises
+    InvalidArgumentError if neither is there.
     """
-    local = launcher.number(os.environ, "LOCAL_RANK", launcher.detect().local_rank)
+    launch = launcher.detect()
+    local = launcher.number(os.environ, "LOCAL_RANK", -1 if launch.launcher == "none" else launch.local_rank)
     if local >= 0:
         return local
-    if fallback_rank is None:
-        message = "LOCAL_RANK is not set; pass fallback_rank"
-        raise InvalidArgumentError(message)
-    return int(fallback_rank)
+    if fallback_rank is not None:
+        return int(fallback_rank)
+    if state.is_initialized() and (known := state.current().knowledge) is not None:
+        rank = state.current().launch.rank
+        return known.nodes[:rank].count(known.nodes[rank])
+    message = "LOCAL_RANK is not set; pass fallback_rank, or initialize the default group first"
+    raise InvalidArgumentError(message)

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as torch_dist
 
 from mcr_dl import _C
-from mcr_dl.base.errors import InvalidArgumentError, NotInitializedError, UnsupportedError
+from mcr_dl.base.errors import DesyncError, InvalidArgumentError, NotInitializedError, UnsupportedError
 from mcr_dl.groups import factory, forms, lifecycle, objects, survivors
 from mcr_dl.libraries import registry
 from mcr_dl.libraries.c10d import OURS
@@ -237,7 +237,13 @@ def on_shutdown(group: _C.Group) -> None:
     """End the group that torch is destroying; with the default group, the runtime."""
     state.run_endings(None if group is _C.world() else group.name())
     if group is _C.world():
-        lifecycle.end()
+        try:
+            lifecycle.end()
+        except DesyncError:
+            # After an exception here torch would go on with groups that have ended. This call meets closed ones.
+            if torch_dist.is_initialized():
+                torch_dist.destroy_process_group()
+            raise
     elif not group._closed:  # the groups of a group's dimensions have ended with it
         factory.end_group(group)
 

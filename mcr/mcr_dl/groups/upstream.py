@@ -15,6 +15,7 @@ import torch.distributed as torch_dist
 
 from mcr_dl.base import launcher
 from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError, NotInitializedError
+from mcr_dl.groups import queries
 from mcr_dl.runtime import state
 
 _ENGINES = ("mcr_dl", "torch")
@@ -69,7 +70,7 @@ def init_distributed(
             message = f"dist_init_required=False: expected {module.__name__} to run already, but it does not"
             raise NotInitializedError(message)
         if auto_mpi_discovery:
-            launcher.export_local_rank()
+            launcher.export_local_rank(rank)
         elif rank < 0 and not {"RANK", "WORLD_SIZE"} <= set(os.environ):
             message = "auto_mpi_discovery=False: expected RANK and WORLD_SIZE, or rank and world_size, got none"
             raise InvalidArgumentError(message)
@@ -78,6 +79,8 @@ def init_distributed(
         module.init_process_group(
             dist_backend, init_method=init_method, timeout=timeout, rank=rank, world_size=world_size
         )
+        if use_mcr_dl:
+            os.environ.setdefault("LOCAL_RANK", str(queries.get_node_local_rank()))
         if verbose and module.get_rank() == 0:
             print(f"{module.__name__} runs on {module.get_backend()}, {module.get_world_size()} ranks", flush=True)
     if config is not None:

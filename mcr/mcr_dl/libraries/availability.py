@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch.distributed as torch_dist
 
+from mcr_dl import _C
+from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.libraries import registry
 
 
@@ -17,6 +21,9 @@ def is_backend_available(backend: str) -> bool:
     name = backend.lower()
     if name in ("mcr", "auto"):
         return True
+    with contextlib.suppress(InvalidArgumentError):
+        if parts := _C.Candidate(name).parts:  # as of "stripe(gloo,mpi)"
+            return all(map(is_backend_available, parts))
     if name not in registry.known_names():
         return torch_dist.is_backend_available(backend)
     return not registry.condition(name, 1, named=True).problem

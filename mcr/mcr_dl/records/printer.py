@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 
@@ -10,6 +11,7 @@ from mcr_dl import _C
 from mcr_dl.base import launcher
 from mcr_dl.records import log, statistics
 from mcr_dl.records.log import Record
+from mcr_dl.runtime import state
 
 _PERIOD = 0.5  # seconds
 _lock = threading.Lock()
@@ -28,18 +30,24 @@ def line_of(record: Record) -> str:
     )
 
 
+def _rank() -> int:
+    """This process's rank; a program may state it only after it has asked for the log."""
+    return state.current().launch.rank if state.is_initialized() else launcher.detect().rank
+
+
 def flush() -> None:
     """Print the lines of the calls that have ended since the last time."""
     global _next
     with _lock:
-        if _stop is None:
+        if _stop is None or _rank() > 0:
             return
         first = min(_open, default=_next)
         fresh = [record for record in log.records(since=first) if record.number >= _next or record.number in _open]
         running = {record.number for record in fresh if record.end is None}
         for record in fresh:
             if record.end is not None:
-                print(line_of(record), file=sys.stderr)
+                with contextlib.suppress(OSError, ValueError):  # nothing reads the output any more
+                    print(line_of(record), file=sys.stderr)
         _next = max([_next, *(record.number + 1 for record in fresh)])
         _open.clear()
         _open.update(running)
@@ -54,7 +62,7 @@ def start() -> None:
     """Print from now on, on rank 0 of the job; does nothing if the thread already runs."""
     global _stop, _next
     with _lock:
-        if _stop is not None or launcher.detect().rank > 0:
+        if _stop is not None or _rank() > 0:
             return
         _stop, _next = threading.Event(), _C.log_made() + 1
         threading.Thread(target=_run, args=(_stop,), name="mcr_dl log", daemon=True).start()

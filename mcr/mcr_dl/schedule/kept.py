@@ -100,18 +100,19 @@ def load(name: str, tuning: str) -> Kept | None:
 
 def store(name: str, found: Kept) -> None:
     """Keep settings; a file that cannot be written is reported, and changes nothing else."""
-    try:
-        entries = {other: each for other, each in _entries().items() if other != name}
-    except McrError:  # which load() has reported
-        entries = {}
-    except ModuleNotFoundError:
-        return
-    entries[name] = asdict(found)
-    latest = dict([*entries.items()][-MOST:])
-    try:
-        table.replace_file(path(), documents.rows({"format": FORMAT, "version": VERSION, "schedules": latest}) + "\n")
-    except OSError as error:
-        _log.info("ByteScheduler: the settings are not kept for later jobs: %s", error)
+    with table.locked(path()):
+        try:
+            entries = {other: each for other, each in _entries().items() if other != name}
+        except McrError:  # which load() has reported
+            entries = {}
+        except ModuleNotFoundError:
+            return
+        entries[name] = asdict(found)
+        document = {"format": FORMAT, "version": VERSION, "schedules": dict([*entries.items()][-MOST:])}
+        try:
+            table.replace_file(path(), documents.rows(document) + "\n")
+        except OSError as error:
+            _log.info("ByteScheduler: the settings are not kept for later jobs: %s", error)
 
 
 def _entries() -> dict[str, Any]:

@@ -150,9 +150,12 @@ def default_path(host: Host) -> Path:
 def _cache() -> Path:
     try:
         from platformdirs import user_cache_path
+
+        return user_cache_path("mcr_dl")
     except ModuleNotFoundError:  # programs need only the path, which on Linux is this one
         return Path(os.environ.get("XDG_CACHE_HOME", "").strip() or Path.home() / ".cache") / "mcr_dl"
-    return user_cache_path("mcr_dl")
+    except RuntimeError:  # a user without a home directory, as in some containers: nothing can be kept
+        return Path(os.devnull, "mcr_dl")
 
 
 def now() -> str:

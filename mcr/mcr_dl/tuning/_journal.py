@@ -7,8 +7,10 @@ hung or died, and an interrupted run can continue.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -186,15 +188,33 @@ def _spelt(line: dict[str, Any], codecs: Sequence[str]) -> dict[str, Any]:
 
 
 class Journal:
-    """The file. Lines are JSON objects; the first is the plan."""
+    """The file. Lines are JSON objects; the first is the plan. ``begin`` and ``resume`` take it for this run alone."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._read = 0
+        self._held = False
+
+    def _take(self) -> None:
+        """Raise InvalidArgumentError if another run has the journal; file systems without locks cannot tell."""
+        if self._held:
+            return
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            message = f"{self.path}: another mcr-tune is measuring for this table and this number of ranks"
+            raise InvalidArgumentError(message) from None
+        except OSError:
+            pass
+        self._held = True
+        weakref.finalize(self, os.close, descriptor)
 
     def begin(self, plan: Plan) -> None:
         """Start a new journal."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._take()
         self.path.write_text(json.dumps(asdict(plan)) + "\n")
         self._read = self.path.stat().st_size
 
@@ -202,6 +222,7 @@ class Journal:
         """The progress of an interrupted run of the plan; InvalidArgumentError if there is none, or of another plan."""
         if not self.path.exists():
             raise InvalidArgumentError(f"--resume: no interrupted run is recorded in {self.path}")
+        self._take()
         lines = self._lines()
         recorded = next(lines, {})
         if not isinstance(recorded, dict):

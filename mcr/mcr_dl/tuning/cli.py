@@ -343,7 +343,7 @@ def _measure(settings: _Settings) -> int:
 
 
 def _journal_path(path: Path, ranks: int) -> Path:
-    return path.with_suffix(f".{ranks}-ranks.journal")
+    return path.with_name(f"{path.name.removesuffix('.json')}.{ranks}-ranks.journal")
 
 
 def _remaining(settings: _Settings, path: Path) -> list[int]:

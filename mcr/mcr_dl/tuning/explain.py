@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from mcr_dl import _C
-from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError
 from mcr_dl.base.operations import operation_of
 from mcr_dl.runtime import handles, state
 from mcr_dl.tables import codecs, rules
@@ -170,20 +171,27 @@ def explain(
         device: where the tensors are: ``cpu`` or ``cuda``.
         async_op: of an asynchronous call. Without measurements of these, those of blocking calls count.
 
-    Raises InvalidArgumentError for an unknown operation, or a size that is missing or negative.
+    Raises InvalidArgumentError for an unknown operation or device, or a size that is missing or negative, and
+    InvalidTypeError for a size that is not a whole number.
     """
     where = handles.core_group(group)
     name = rules.operation_of(operation)
     if name is None:
         message = f"operation: expected one of {', '.join(_C.operations())}, got {operation!r}"
         raise InvalidArgumentError(message)
+    try:
+        size = -1 if nbytes is None else operator.index(nbytes)
+    except TypeError:
+        message = f"nbytes: expected a whole number of bytes, got {nbytes!r}"
+        raise InvalidTypeError(message) from None
     if (nbytes is None and not operation_of(name).vectored) or (nbytes is not None and nbytes < 0):
         message = f"nbytes: expected 0 or more bytes for {name}, got {nbytes}"
         raise InvalidArgumentError(message)
+    if device not in ("cpu", "cuda"):
+        message = f"device: expected cpu or cuda, got {device!r}"
+        raise InvalidArgumentError(message)
     element = str(dtype).removeprefix("torch.")
-    found = where._explain(
-        name, -1 if nbytes is None else nbytes, element, str(op).rpartition(".")[2], device, async_op
-    )
+    found = where._explain(name, size, element, str(op).rpartition(".")[2], device, async_op)
     times = _times(found)
     knowledge = state.current().knowledge
     codec, codec_us = _codec(name, nbytes, element, where, found["chosen"], device)
