@@ -188,18 +188,22 @@ def _spelt(line: dict[str, Any], codecs: Sequence[str]) -> dict[str, Any]:
 
 
 class Journal:
-    """The file. Lines are JSON objects; the first is the plan. ``begin`` and ``resume`` take it for this run alone."""
+    """The file. Lines are JSON objects; the first is the plan."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._read = 0
-        self._held = False
 
-    def _take(self) -> None:
-        """Raise InvalidArgumentError if another run has the journal; file systems without locks cannot tell."""
-        if self._held:
+    def take(self, *, create: bool) -> None:
+        """Keep other runs from the journal for the life of this object; if it does not exist, ``create`` makes it.
+
+        Raises InvalidArgumentError if another run has it; file systems without locks cannot tell.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(self.path, os.O_RDWR | (os.O_CREAT if create else 0), 0o666)
+        except FileNotFoundError:
             return
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -208,13 +212,11 @@ class Journal:
             raise InvalidArgumentError(message) from None
         except OSError:
             pass
-        self._held = True
         weakref.finalize(self, os.close, descriptor)
 
     def begin(self, plan: Plan) -> None:
         """Start a new journal."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._take()
         self.path.write_text(json.dumps(asdict(plan)) + "\n")
         self._read = self.path.stat().st_size
 
@@ -222,7 +224,6 @@ class Journal:
         """The progress of an interrupted run of the plan; InvalidArgumentError if there is none, or of another plan."""
         if not self.path.exists():
             raise InvalidArgumentError(f"--resume: no interrupted run is recorded in {self.path}")
-        self._take()
         lines = self._lines()
         recorded = next(lines, {})
         if not isinstance(recorded, dict):

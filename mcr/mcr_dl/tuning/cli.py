@@ -358,11 +358,14 @@ def _run(plan: Plan, record: Path, settings: _Settings) -> Progress | None:
     if launched():
         return inside.run(plan, journal, settings.limit, resume=settings.resume)
     progress = Progress()
+    begun = record.exists()
     # Of several numbers of ranks, those after the interrupted one have not begun.
-    if settings.resume and (record.exists() or plan.ranks == settings.ranks[0]):
+    resumes = settings.resume and (begun or plan.ranks == settings.ranks[0])
+    journal.take(create=not resumes)
+    if resumes:
         progress = journal.resume(plan)
     else:
-        if record.exists():
+        if begun:
             _say("starting anew; --resume continues an interrupted run")
         journal.begin(plan)
     with _Display(plan, progress) as display:

@@ -72,6 +72,7 @@ def _shared(plan: Plan, journal: Journal, *, resume: bool) -> Progress:
     store, rank = state.current().store, state.current().launch.rank
     if rank == 0:
         progress = Progress()
+        journal.take(create=not resume)
         if resume:
             progress = journal.resume(plan)
             if progress.step is not None:
