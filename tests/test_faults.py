@@ -310,7 +310,7 @@ def test_different_calls(nursery: Nursery, backend: str) -> None:
 
 
 def test_torch_starts_again_after_a_desync(nursery: Nursery) -> None:
-    ranks = jobs.start(nursery, "troubles", ["torch_desync", "mcr"], 2, MCR_DL_DEBUG="detail")
+    ranks = jobs.start(nursery, "troubles", ["torch_desync", "gloo"], 2, MCR_DL_DEBUG="detail", MCR_DL_BACKENDS="gloo")
     jobs.end(nursery, ranks)
     jobs.expect(ranks, 0, "RAISED", "DONE")
 
