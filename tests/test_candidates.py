@@ -175,7 +175,7 @@ def test_wrong_names_in_a_table(tmp_path: Path, name: str, message: str) -> None
 
 
 def test_a_journal_is_of_one_run(tmp_path: Path) -> None:
-    """A second run with the same journal is refused as long as the first one goes on."""
+    """While a run holds its journal, a second run gets an error and changes nothing."""
     plan = Plan(2, ("gloo", "mpi"), (Unit("all_reduce", "float32", (65536,)),), 1.0, 0.025)
     first, second = Journal(tmp_path / "journal"), Journal(tmp_path / "journal")
     second.take(create=False)

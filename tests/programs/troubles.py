@@ -192,7 +192,7 @@ def aborted(backend: str) -> None:
         group = dist.new_group([0, 1], timeout=LONG)
         dist.set_passes([name], group)
         work = dist.all_reduce(x, group=group, async_op=True, **options) if dist.get_rank() == 0 else None
-        time.sleep(0.2)
+        time.sleep(0.2)  # the library has a part of the operation by then, which the other rank never joins
         group.abort()
         dist.all_reduce(x)
         if work is not None:

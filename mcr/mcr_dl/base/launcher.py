@@ -87,7 +87,8 @@ def stated(rank: int, size: int) -> Launch:
 def export_local_rank(rank: int = -1) -> None:
     """Set LOCAL_RANK in the environment, where programs read it, if the launcher gives it under another name.
 
-    Processes without a launcher, whose program states their ``rank``, have none.
+    Without a launcher, only a process alone and the one whose program states ``rank`` 0 are known to be their host's
+    first.
     """
     found = detect()
     if found.launcher != "none" or rank <= 0:
