@@ -129,6 +129,7 @@ def test_the_backends_of_a_start() -> None:
     here = {"library": "one", "problem": "", "absent": False, "asked": False}
     values = [
         {
+            "problem": "",
             "named": "auto",
             "networks": 1,
             "conditions": {"gloo": {**here, "domain": ""}, "shm": {**here, "domain": f"{host} {'x' * 70}"}},

@@ -159,7 +159,10 @@ def condition(**other: Any) -> dict[str, Any]:
 def decided(*conditions: dict[str, Any]) -> dict[str, Any]:
     """The decision on it together with a working gloo."""
     gloo = condition(library="gloo")
-    values = [{"named": "auto", "networks": 1, "conditions": {"mpi": each, "gloo": gloo}} for each in conditions]
+    values = [
+        {"problem": "", "named": "auto", "networks": 1, "conditions": {"mpi": each, "gloo": gloo}}
+        for each in conditions
+    ]
     return startup._decide(values)
 
 
@@ -186,6 +189,7 @@ def test_several_hosts_combine_backends(
     conditions = {name: condition(library=name) for name in ("mpi", "gloo")}
     values = [
         {
+            "problem": "",
             "named": "auto",
             "networks": networks,
             "conditions": {**conditions, "shm": condition(library="shm", domain=domain)},

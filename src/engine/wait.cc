@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <limits>
 #include <string>
-#include <string_view>
 
 #include "group/group.h"
 #include "observe/activity.h"
@@ -94,7 +93,7 @@ void leave(Work& work) {
   work.rethrow();
 }
 
-constexpr std::string_view kAborted = "the group has been aborted";
+std::string aborted_text(const Work& work) { return work.what() + ": the group has been aborted"; }
 
 bool aborted(const Work& work) {
   const auto& communicator = work.context().communicator;
@@ -151,7 +150,7 @@ void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt, Call
                [&](const std::string& lost) { return Error(ErrorCode::PeerLost, work.what() + ": " + lost); });
     if (aborted(work)) {
       work.abandon();
-      throw Error(ErrorCode::Backend, work.what() + ": " + std::string(kAborted));
+      throw Error(ErrorCode::Backend, aborted_text(work));
     }
   }
   if (!work.join()) leave(work);
@@ -161,8 +160,7 @@ void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt, Call
 void abort(Group& group) noexcept {
   group.give_up();
   for (const auto& work : Registry::instance().watched(std::numeric_limits<std::size_t>::max())) {
-    if (!aborted(*work)) continue;
-    work->expire(ErrorCode::Backend, work->what() + ": " + std::string(kAborted));
+    if (aborted(*work)) work->expire(ErrorCode::Backend, aborted_text(*work));
   }
 }
 

@@ -96,11 +96,13 @@ def started_before() -> None:
 
 
 def wrong_variables() -> None:
-    """A wrong value on one rank is an error on all ranks, and at once."""
+    """A wrong value, backend or pass on one rank is an error on all ranks, and at once."""
     session.stop()
-    for name in ("MCR_DL_HOST_TIMEOUT", "MCR_DL_DEBUG", "MCR_DL_LOG", "MCR_DL_SHM_DIRECT"):
-        with mock.patch.dict("os.environ", {name: "x"} if launcher.detect().rank == 1 else {}):
-            expect(InvalidArgumentError, lambda: mcr_dl.init_process_group("gloo"), name, "rank 1", "'x'")
+    for name in ("HOST_TIMEOUT", "DEBUG", "LOG", "SHM_DIRECT", "BACKENDS", "PASSES"):
+        with mock.patch.dict("os.environ", {f"MCR_DL_{name}": "x"} if launcher.detect().rank == 1 else {}):
+            expect(InvalidArgumentError, mcr_dl.init_process_group, f"MCR_DL_{name}", "rank 1", "'x'")
+    names = "golo" if launcher.detect().rank == 1 else "gloo"
+    expect(InvalidArgumentError, lambda: mcr_dl.init_process_group(names), "rank 1: backend", "'golo'")
     session.start()
 
 

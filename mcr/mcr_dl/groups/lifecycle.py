@@ -81,15 +81,13 @@ def start(
         message = "init_process_group: the default group is initialized already; call destroy_process_group() first"
         raise InvalidArgumentError(message)
     exit_steps.prepare()
-    wanted = registry.parse_for_group(backend)
-    specifications = chain.with_scheduler(trace.with_log(chain.specify(passes)))
+    wanted, specifications, problem = _asked(backend, passes)
     limit = state.DEFAULT_TIMEOUT if timeout is None else _C.timeout(timeout)
     if store is None and meeting.names_ranks(init_method):
         launch, store = meeting.meet_at(init_method, rank, world_size, limit)
     else:
         launch = launch_of(rank, world_size)
-    wrong = variables.problem()  # _agree() raises it on all ranks
-    if not wrong:
+    if not problem:
         report.show(launch.rank)
     if launch.rank == 0:
         variables.warn_of_unknown()
@@ -101,12 +99,12 @@ def start(
     current = state.begin(launch, store, limit, wanted, devices.own(device_id))
     current.passes = specifications
     try:
-        if not wrong:
+        if not problem:
             groups = watch.Groups(state.living, state.is_shadow)
             watch.start(current.store, launch.rank, launch.size, groups, detail=_debug() == "detail")
         if getattr(pg_options, "is_high_priority_stream", False):
             devices.raise_priority()
-        _agree(current, tuning_table, wrong)
+        _agree(current, tuning_table, problem)
         _watch_processes(current)
         current.staging = devices.agree(current)
         _C.set_world(_make_world(current))
@@ -114,6 +112,17 @@ def start(
     except BaseException:
         core_groups.forget()
         raise
+
+
+def _asked(
+    backend: str | Iterable[str] | None, passes: Iterable[Any] | None
+) -> tuple[list[str], list[chain.Specification], str]:
+    """The backends and passes that the program names, and the first error in them or in the environment's variables."""
+    problem = variables.problem()
+    try:
+        return registry.parse_for_group(backend), chain.with_scheduler(trace.with_log(chain.specify(passes))), problem
+    except InvalidArgumentError as error:
+        return [], [], problem or str(error)
 
 
 def start_again(
@@ -139,20 +148,19 @@ def _debug() -> str:
     return value
 
 
-def _agree(current: state.State, tuning_table: str | os.PathLike[str] | None, wrong: str) -> None:
+def _agree(current: state.State, tuning_table: str | os.PathLike[str] | None, problem: str) -> None:
     """Make all ranks start the same backends on the same libraries, and choose by the same table.
 
-    Otherwise their calls would not meet. ``wrong``: the error in this rank's environment variables.
+    Otherwise their calls would not meet. All ranks raise the ``problem`` of any rank.
     """
     store, rank, size = torch_dist.PrefixStore("init", current.store), current.launch.rank, current.launch.size
     automatic = not current.backends
-    agreed = startup.agree(store, rank, size, current.backends)
+    agreed = startup.agree(store, rank, size, current.backends, problem)
     current.backends, current.asked = agreed.backends, agreed.asked
     status = _C.backend_status()
     libraries = {name: status[name] for name in current.backends}
-    debug = "" if wrong else _debug()
-    facts = {**choice.facts(libraries, tuning_table), "debug": debug, "topology": dimensions.own()}
-    facts |= {"job": uuid.uuid4().hex, "variables": wrong, "passes": chain.terms_of(current.passes)}
+    facts = {**choice.facts(libraries, tuning_table), "debug": _debug(), "topology": dimensions.own()}
+    facts |= {"job": uuid.uuid4().hex, "passes": chain.terms_of(current.passes)}
 
     def themis(grid: _C.Topology | None) -> list[str]:
         return startup.over_dimensions(grid, agreed) if automatic else []
@@ -165,8 +173,6 @@ def _agree(current: state.State, tuning_table: str | os.PathLike[str] | None, wr
     )
 
     def answered(values: list[dict[str, Any]]) -> dict[str, Any]:
-        if problem := startup.problem_of([value["variables"] for value in values]):
-            raise InvalidArgumentError(problem)
         agreement.require_equal("passes", [value["passes"] for value in values])
         return {**decide(values), "job": values[0]["job"]}
 

@@ -114,6 +114,6 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
         return int(fallback_rank)
     if state.is_initialized() and (known := state.current().knowledge) is not None:
         rank = state.current().launch.rank
-        return known.nodes[:rank].count(known.nodes[rank])
+        return known.same_node(rank).index(rank)
     message = "LOCAL_RANK is not set; pass fallback_rank, or initialize the default group first"
     raise InvalidArgumentError(message)

@@ -170,8 +170,8 @@ def own_core() -> int | None:
     """
     current = state.current()
     assert current.knowledge is not None
-    nodes, rank = current.knowledge.nodes, current.launch.rank
-    here = [other for other, node in enumerate(nodes) if node == nodes[rank]]
+    rank = current.launch.rank
+    here = current.knowledge.same_node(rank)
     return launcher.own_core(here.index(rank), len(here))
 
 

@@ -12,7 +12,7 @@ import torch.distributed as torch_dist
 
 from mcr_dl import _C
 from mcr_dl.base import agreement, blocks, launcher
-from mcr_dl.base.errors import BackendUnavailableError
+from mcr_dl.base.errors import BackendUnavailableError, InvalidArgumentError
 from mcr_dl.libraries import registry
 from mcr_dl.watch import ranks_text
 
@@ -34,18 +34,18 @@ class Agreed:
     networks: int
 
 
-def agree(store: torch_dist.Store, rank: int, size: int, wanted: list[str]) -> Agreed:
+def agree(store: torch_dist.Store, rank: int, size: int, wanted: list[str], problem: str = "") -> Agreed:
     """The backends that all ranks start: the named ones, or else those of ``auto`` that every rank can use.
 
-    Every rank calls this. Warns on every rank of a backend that is left out although some rank has it.
-    Raises BackendUnavailableError on every rank if some rank cannot use a requested backend, or if no backend is left,
-    and InvalidArgumentError if the names differ between the ranks.
+    Every rank calls this, also one with a ``problem``, which all ranks then raise as an InvalidArgumentError. Warns on
+    every rank of a backend that is left out although some rank has it. Raises BackendUnavailableError on every rank if
+    some rank cannot use a requested backend, or if no backend is left, and InvalidArgumentError if the names differ
+    between the ranks.
     """
-    conditions = {
-        name: asdict(registry.condition(name, size, named=bool(wanted))) for name in wanted or registry.automatic()
-    }
+    names = [] if problem else wanted or registry.automatic()
+    conditions = {name: asdict(registry.condition(name, size, named=bool(wanted))) for name in names}
     named = ",".join(wanted) or "auto"
-    facts = {"named": named, "conditions": conditions, "networks": launcher.networks()}
+    facts = {"problem": problem, "named": named, "conditions": conditions, "networks": launcher.networks()}
     answer = agreement.agree(store, rank, size, "backends", facts, _decide)
     if answer["failed"]:
         raise BackendUnavailableError(answer["failed"])
@@ -125,6 +125,8 @@ def warn_left_out(text: str) -> None:
 
 
 def _decide(values: list[_Answer]) -> _Answer:
+    if problem := problem_of([value["problem"] for value in values]):
+        raise InvalidArgumentError(problem)
     agreement.require_equal("backend", [value["named"] for value in values])
     named = values[0]["named"] != "auto"
     backends, asked, left_out = [], [], []

@@ -81,6 +81,10 @@ class Knowledge:
         kept = [each for each in self.scales if any(each[key] != scale[key] for key in where)]
         return replace(self, scales=[*kept, scale], source=self.source or source)
 
+    def same_node(self, rank: int) -> list[int]:
+        """The ranks on the node of a global rank, in order."""
+        return [other for other, node in enumerate(self.nodes) if node == self.nodes[rank]]
+
     def shape(self, ranks: list[int]) -> Shape:
         """The shape of a group of global ranks."""
         nodes = Counter(self.nodes[rank] for rank in ranks)
