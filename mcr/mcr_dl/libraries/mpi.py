@@ -291,7 +291,7 @@ def _is_served(library: MpiLibrary) -> bool:
 def _not_found(wanted: Family | None) -> BackendUnavailableError:
     package = wanted or "mpich"
     what = _NAMES[wanted] if wanted else "MPI (libmpi.so.12, libmpi.so.40 or libmpich.so.12)"
-    places = ", ".join(str(place) for place, _ in _places())
+    places = ", ".join(dict.fromkeys(str(place) for place, _ in _places()))
     return BackendUnavailableError(
         f"no {what} library found; looked at {_VARIABLE}, the libraries loaded already, {places} and the system's. "
         f"`pip install {package}` installs one",
