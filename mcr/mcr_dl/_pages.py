@@ -47,11 +47,13 @@ def support_matrix(group: _C.Group) -> str:
         for kind in ("int32", "float32", "bool", "complex64")
     )
     text = (
-        "Generated from the op table by `make generate`; `mcr-info --support` prints it for this machine. It covers "
+        "Generated from the table of operations (`src/base/ops.h`) by `make generate`; "
+        "`mcr-info --support` prints it for this machine. It covers "
         "the backends for host memory; [NCCL](nccl.md#operations-and-element-types) has a page of its own. *native*: "
-        "the library does it. *emulated*: MCR-DL does it with sends, receives and a local combination. AVG counts as "
-        "native where it is the library's SUM and a division. Cells cover the reductions that the element type has "
-        f"({reductions}); floating-point types also take PREMUL_SUM, a SUM with a factor."
+        "the library does it. *emulated*: MCR-DL does it with sends, receives and a local combination. *native; "
+        "emulated: MIN MAX*: MIN and MAX are emulated, the other reductions are native. AVG counts as "
+        "native where it is the library's SUM and a division. Cells cover the reductions that are defined for the "
+        f"element type (for example {reductions}); floating-point types also take PREMUL_SUM, a SUM with a factor."
     )
     lines = ["# Support matrix", "", *textwrap.wrap(text, 120, break_on_hyphens=False)]
     for backend in group.backends:

@@ -51,7 +51,8 @@ VARIABLES = (
     ),
     Variable(
         "MCR_DL_MPI_LIB",
-        "the MPI library: a path, or `mpich` or `openmpi` to choose among those found; programs that use two name the "
+        "the MPI library: an absolute path, a name that the loader finds, or `mpich` or `openmpi` to choose among "
+        "those found; programs that use two name the "
         "second after `:`. If this is set and MPI cannot start, `init_process_group` raises an error",
         "integrations.md#which-backends-start",
     ),
@@ -63,19 +64,20 @@ VARIABLES = (
     ),
     Variable(
         "MCR_DL_NCCL_LIB",
-        "the NCCL library: a path. If this is set and NCCL cannot start, `init_process_group` raises an error",
+        "the NCCL library: an absolute path, or a name that the loader finds. If this is set and NCCL cannot "
+        "start, `init_process_group` raises an error",
         "nccl.md",
     ),
     Variable(
         "MCR_DL_NCCL_LANES",
-        "communicators of NCCL per group, 1 (default) to 8; the value of the group's first rank applies",
+        "NCCL communicators (lanes) per group, 1 (default) to 8; the value of the group's first rank applies",
         "nccl.md",
         Values("[1-8]", "a number from 1 to 8"),
     ),
     Variable(
         "MCR_DL_SHM_BYTES",
-        "the most bytes of shared memory for a group of `shm`, 67108864 by default; the value of the group's first "
-        "rank applies",
+        "the maximum size in bytes of the shared memory of a group on `shm`, 67108864 by default; the value of "
+        "the group's first rank applies",
         "shm.md#memory",
         _BYTES,
     ),
@@ -88,7 +90,8 @@ VARIABLES = (
     ),
     Variable(
         "MCR_DL_SHM_TENSOR_BYTES",
-        "the most bytes of the process's tensors from `empty_shared()`; half of the machine's memory by default",
+        "the maximum size in bytes of all tensors that the process gets from `empty_shared()`; half of the "
+        "machine's memory by default",
         "shm.md#shared-tensors",
         _BYTES,
     ),
@@ -115,7 +118,8 @@ VARIABLES = (
     Variable("MCR_DL_DEEPSPEED", "`1`: DeepSpeed communicates through mcr_dl", "integrations.md#deepspeed"),
     Variable(
         "MCR_DL_STAGING_CHUNK",
-        "bytes of a piece of a staged device tensor (default: 4 MiB), or `off`; equal on all ranks",
+        "the size in bytes of the pieces in which large device tensors are copied to host libraries (default: 4 MiB), "
+        "or `off`; equal on all ranks",
         "devices.md",
     ),
     Variable(
@@ -149,8 +153,8 @@ VARIABLES = (
     ),
     Variable(
         "MCR_DL_HOST_TIMEOUT",
-        "seconds after which the ranks of a host that does not answer are lost, 5 by default, at least 3; `0`: hosts "
-        "keep no connections for this; equal on all ranks",
+        "seconds after which the ranks of a host that does not answer are lost, 5 by default, at least 3; `0`: the "
+        "ranks make no connections to detect this; equal on all ranks",
         "reliability.md#other-hosts",
         Values(r"0(\.0*)?|([3-9]|[1-9]\d{1,4})(\.\d*)?|1e5|100000", "0, or a number of seconds from 3 to 100000"),
     ),
@@ -171,11 +175,22 @@ VARIABLES = (
 OTHERS = (
     (
         "`NCCL_LAUNCH_ORDER_IMPLICIT`",
-        "NCCL's; set to `1` if the version has it, unless set already",
+        "NCCL's; MCR-DL sets it to `1` with NCCL 2.26 or newer, unless it is set already",
     ),
     (
         "`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`",
         "torch's; they take precedence over a launcher's own",
+    ),
+    ("`OMPI_COMM_WORLD_*`, `PMI_*`, `SLURM_*`", "rank, size and local rank from `mpiexec` and `srun`"),
+    ("`XDG_CACHE_HOME`", "the folder of the cache with the tuning tables; default `~/.cache`"),
+    ("`OPAL_PREFIX`, `PMI_*`, `PMIX_*`", "set while MCR-DL starts MPI without an MPI launcher"),
+    (
+        "`NCCL_MULTI_RANK_GPU_ENABLE`, `NCCL_HOSTID`",
+        "NCCL's; `mcr-bench` and `mcr-tune` set one of them where ranks share a GPU, unless set already",
+    ),
+    (
+        "`TORCH_GLOO_LAZY_INIT`",
+        "torch's; set to `1` in jobs with a group of more than 64 ranks on gloo, unless set already",
     ),
     (
         "`MPIR_CVAR_{ALLREDUCE,BARRIER,BCAST,REDUCE}_POSIX_INTRA_ALGORITHM`",
