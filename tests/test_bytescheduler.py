@@ -29,6 +29,7 @@ def test_every_loop(pools: Pools, size: int, form: str) -> None:
 def test_every_optimizer(pools: Pools) -> None:
     """With two ranks, bit by bit."""
     cases = [schedule.Case("plain", name, limits, None) for name in schedule_loops.OPTIMIZERS for limits in LIMITS]
+    cases += [schedule.Case("inferred", "adam"), schedule.Case("mixed", "adafactor")]
     pools.get("processes", 2).run(schedule.reach_weights_of_ddp, cases, limit=250)
 
 
@@ -109,6 +110,16 @@ def test_exception_in_the_backward_pass(pools: Pools) -> None:
 def test_closed_after_a_failure(pools: Pools) -> None:
     """Model and optimizer are as before, and can be used on another group."""
     pools.get("processes", 2).run(schedule_defects.closed_after_a_failure, limit=120)
+
+
+def test_closed(pools: Pools) -> None:
+    """Nothing of ByteScheduler stays with the model, its copies or its optimizer."""
+    pools.get("processes", 2).run(schedule_defects.closed, limit=120)
+
+
+def test_checkpoints_with_reentrant_autograd(pools: Pools) -> None:
+    """All layers run in them, where forward passes need no gradients."""
+    pools.get("processes", 2).run(schedule.checkpoints_with_reentrant_autograd, limit=120)
 
 
 def test_waits_are_logged(pools: Pools) -> None:

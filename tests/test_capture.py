@@ -71,6 +71,11 @@ def test_calls_outside_the_algebra_stay_as_they_are() -> None:
     assert Planner(found).search(chains=1).plan.iteration == 100
 
 
+def test_a_call_that_ends_as_it_is_made_takes_the_time_since_its_issue() -> None:
+    records = [_record("all_reduce", start, start + 20, start=start + 20) for start in range(0, 500, 100)]
+    assert capture.capture([records]).calls[0].options[0].pieces[0].time == 20
+
+
 def test_equal_calls_are_one_iteration_if_their_number_is_given() -> None:
     records = [_record("all_reduce", 100 * place + 20 * (place % 2), 100 * place + 50) for place in range(8)]
     found = [capture.capture([records], calls) for calls in (None, 2)]

@@ -97,16 +97,28 @@ def test_zfp_bound(values: list[float], dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("rate", [4, 8, 16, 20])
-def test_zfp_rate(rate: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("rate", [1, 1.3, 2, 2.25, 2.5, 4, 8, 16, 20])
+def test_zfp_rate(rate: float, dtype: torch.dtype) -> None:
     """The rate determines the size, whatever the values; smooth data keeps the error that the rate allows."""
     for count in (1, 3, 4, 5, 64, 1001):
         smooth = torch.linspace(0, 3, count, dtype=dtype).sin()
         sizes = {passes.encode(values, f"zfp:rate={rate}").numel() for values in (smooth, torch.zeros_like(smooth))}
         assert len(sizes) == 1
-        assert sizes.pop() <= 8 + max(64, rate * count / 8 + 8 + rate * 4 / 8)
+        assert sizes.pop() <= 8 + max(64, max(rate, 3) * (count + 4) / 8 + 8)
+        _around(smooth, f"zfp:rate={rate}")
         if rate >= 16:
             assert float((_around(smooth, f"zfp:rate={rate}") - smooth).abs().max()) < 2.0 ** (4 - rate + 6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_zfp_tolerance_of_large_values(dtype: torch.dtype) -> None:
+    """None becomes infinite."""
+    largest = torch.finfo(dtype).max
+    generator = torch.Generator().manual_seed(3)
+    for share in (1e-6, 1e-3, 0.1):
+        values = (torch.rand(400, generator=generator, dtype=dtype) * 2 - 1).sign() * largest
+        got = _around(values, f"zfp:tolerance={min(largest * share, 1e300)}")
+        assert bool(got.isfinite().all())
 
 
 @pytest.mark.parametrize("codec", ["bf16", "int8", "zfp:rate=8", "zfp:tolerance=1e-3"])
@@ -187,6 +199,18 @@ class _Given:
     def decode(self, data: codecs.Bytes, out: codecs.Values) -> None:
         assert not data.any()
         out[:] = self.given.numpy()
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint8", "bool", "complex64"])
+def test_own_codecs_are_for_floating_point(dtype: str) -> None:
+    """Other values must arrive unchanged."""
+
+    class Other(_Given):
+        dtypes = ("float32", dtype)  # type: ignore[assignment]
+
+    passes.register_codec(Other(), f"other-{dtype}")
+    with pytest.raises(mcr_dl.InvalidTypeError, match=f"dtypes: expected floating-point types, got {dtype}"):
+        passes.encode(torch.ones(3), f"other-{dtype}")
 
 
 def test_float8_tensors_reach_own_codecs_as_float32() -> None:

@@ -336,6 +336,13 @@ def test_graphs_survive_their_documents() -> None:
         (lambda it: it["nodes"].append(_call(ranks=10**9)), "ranks: expected 1 to"),
         (lambda it: it.update(costs=[{"channel": "one", "op": "send", "alpha": 10**20}]), "expected numbers from 0 to"),
         (lambda it: it.update(channels=[]), "expected at least one"),
+        (lambda it: it["channels"][0].update(incast=-5), "incast: expected 0 to 1048576, got -5"),
+        (lambda it: it["channels"][0].update(incast=10**30), "incast: expected 0 to 1048576, got 10+"),
+        (lambda it: it["nodes"].append(_call(count=1 << 50, ranks=1 << 20)), "call: expected at most .* of all ranks"),
+        (
+            lambda it: it["nodes"][0]["options"].append(it["nodes"][0]["options"][0]),
+            "options: expected different names",
+        ),
     ],
 )
 def test_wrong_graphs_are_refused(change: Any, text: str, tmp_path: Path) -> None:

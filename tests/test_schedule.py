@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 import math
 import pickle
 from collections.abc import Callable
@@ -343,6 +344,13 @@ def test_kept_settings(cached: Path) -> None:
         "[]",
         '{"format": "mcr-dl schedules", "version": 2, "schedules": {}}',
         '{"format": "mcr-dl schedules", "version": 1, "schedules": {"model": {"join": "a"}}}',
+        json.dumps(
+            {
+                "format": "mcr-dl schedules",
+                "version": 1,
+                "schedules": {"model": {**vars(SETTINGS), "partition": 1025}},  # no whole elements
+            }
+        ),
     ],
 )
 def test_broken_settings(cached: Path, caplog: pytest.LogCaptureFixture, text: str) -> None:

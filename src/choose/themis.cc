@@ -98,7 +98,8 @@ class Times {
       const Wide sent = Wide{request.bytes} * blocks(one, exchange) * kSecond / (Wide{one.size} * one.bandwidth);
       most += 2 * (sent + Wide{one.latency} * step_count(one, exchange) * kMostChunks);
     }
-    if (most >= kMostTime) refuse("expected a call that takes less than 50 days, got less bandwidth");
+    if (most >= kMostTime)
+      refuse("expected bandwidths with which " + std::to_string(request.bytes) + " bytes take less than 50 days");
     int64_t unit = 1;
     while (most / unit >= kMostUnits) unit *= 2;
     return unit;

@@ -24,6 +24,7 @@ static_assert(kTriedChunks.back() == 64);
 // An assumption of the simulation: the executor issues a step when the one before it in its chunk has ended, so steps
 // of a dimension overlap.
 constexpr int kInFlight = 2;
+constexpr int64_t kLargest = int64_t{1} << 40;  // bytes of a call that the network must be able to do
 constexpr int kClassBits = 4;
 
 // Sizes that share a plan: those with the same first bits, rounded up.
@@ -89,8 +90,8 @@ void connect_themis(Group& group, const std::string& name, std::vector<themis::D
                     const std::vector<DimensionsCommunicator::Part>& parts) {
   const auto dimensions = dimensions_of(group, name);
   try {
-    themis::check(network, {Op::all_reduce, 1, kInFlight}, 1);
-  } catch (const Error& error) {  // now, and not in each call
+    static_cast<void>(themis::plan(network, {Op::all_reduce, kLargest, kInFlight}, themis::Policy::Baseline, 1));
+  } catch (const Error& error) {  // now, and not in a call
     throw Error(ErrorCode::InvalidArgument,
                 "group '" + group.spec().name + "': backend '" + name + "': innermost first: " + error.what());
   }

@@ -9,6 +9,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -229,11 +230,12 @@ def of_a_mesh() -> tuple[Any, Any]:
             lambda: mcr_dl.new_group([0, 1], backend=names, use_local_synchronization=True),
             missing,
         )
-    rows = [("fully_connected", 2, 10**9, 0, 1), ("fully_connected", 2, 0, 0, 1)]
-    words = ("backend 'themis(gloo,mpi)'", "dimension 2: bandwidth: expected 1 to ")
     core = _C.group_of(group)
     assert core is not None
-    expect(InvalidArgumentError, lambda: core._connect_themis(names[-1], rows, [], [], []), *words)
+    for slow, text in ((0, "dimension 2: bandwidth: expected 1 to "), (25, "take less than 50 days")):
+        rows = [("fully_connected", 2, rate, 0, 1) for rate in (10**9, slow)]
+        connect = partial(core._connect_themis, names[-1], rows, [], [], [])
+        expect(InvalidArgumentError, connect, "backend 'themis(gloo,mpi)'", text)
     mcr_dl.destroy_process_group(group)
     assert not networks
     session.stop()

@@ -140,6 +140,37 @@ def widened(backend: str) -> None:
         assert base.count_nonzero() == 4 * size  # memory between the tensors stays unchanged
 
 
+def keeps_views(backend: str) -> None:
+    """Tensors of a call that a pass keeps stay valid, although the program has dropped its own."""
+    kept: list[torch.Tensor] = []
+    held: list[PassedCall] = []
+
+    def handle(call: PassedCall) -> Any:
+        kept.append(call.output)
+        if not call.async_op or call.op != "all_gather":
+            return call.proceed()
+        held.append(call)
+        return call.hold()
+
+    session.start()
+    size = mcr_dl.get_world_size()
+    with handler(handle):
+        for _ in range(4):
+            _both(torch.full((1 << 20,), 2.0), backend)
+            mcr_dl.all_gather([torch.zeros(1 << 18) for _ in range(size)], torch.ones(1 << 18), backend=backend)
+            gathered = [torch.zeros(1 << 18) for _ in range(size)]
+            work = mcr_dl.all_gather(gathered, torch.ones(1 << 18), async_op=True)
+            kept.append(held[-1].output)
+            held[-1].proceed()
+            work.wait()
+            del gathered, work
+        expect(InvalidArgumentError, lambda: held[0].output, "the call is over")
+        held.clear()
+    for each in kept:
+        each.add_(1)  # memory of its own
+    assert kept[0][:2].tolist() == kept[1][:2].tolist() == [2.0 * size * size + 2] * 2, "two calls on one tensor"
+
+
 def answers(backend: str) -> None:
     """A pass may do the whole call itself; nothing is sent."""
 

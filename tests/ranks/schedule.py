@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import mcr_dl
 from mcr_dl.base import launcher
@@ -190,6 +191,9 @@ def steps_are_traced(folder: str) -> None:
         train(LONG // 3)
         assert not scheduler.comparing
         with scheduler.traced(path) as found:
+            pass
+        assert (found.exposed_ms, found.median_ms) == ([], 0)
+        with scheduler.traced(path) as found:
             train(4)
         assert len(found.exposed_ms) == 4
         assert min(found.exposed_ms) >= 0
@@ -207,3 +211,33 @@ def steps_are_traced(folder: str) -> None:
     assert all(event["dur"] >= 0 for event in spans)
     measured = [event["name"] for event in spans if event["pid"] == 1]
     assert (measured.count("forward"), measured.count("backward")) == (4, 4)
+
+
+class _Through(nn.Module):
+    def __init__(self, network: nn.Sequential, through: Callable[[nn.Module, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.network, self.through = network, through
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.network:
+            x = self.through(layer, x)
+        return x
+
+
+def checkpoints_with_reentrant_autograd() -> None:
+    """They reach the weights of the model without checkpoints."""
+    weights = []
+    with life("mcr"):
+        for through in (lambda layer, x: checkpoint(layer, x, use_reentrant=True), lambda layer, x: layer(x)):
+            torch.manual_seed(5)
+            network = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+            optimizer = OPTIMIZERS["sgd"](network)
+            inputs = torch.ones(2, 8, requires_grad=True)
+            model = ByteScheduler(_Through(network, through), optimizer, partition=1024)
+            for _ in range(8):
+                model(inputs * (dist.get_rank() + 1)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            model.close()
+            weights.append(network[0].weight)
+    assert torch.equal(*weights)

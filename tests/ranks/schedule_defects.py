@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import logging
 import os
+import pickle
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -242,6 +245,12 @@ def _sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
+def _expanded() -> nn.Module:
+    model = nn.Linear(4, 4)
+    model.register_buffer("wide", torch.zeros(1, 4).expand(3, 4))
+    return model
+
+
 def mistakes() -> None:
     """Each has one clear error, on all ranks, and the job goes on."""
     with life("mcr"):
@@ -261,6 +270,7 @@ def mistakes() -> None:
             (compiled, _sgd(compiled), {}, "0 is compiled"),
             (inside, _sgd(inside), {}, "without DistributedDataParallel, got one at 0"),
             (nn.Linear(4, 4 + rank), None, {}, "expected"),
+            (_expanded(), None, {}, r"expected memory for each element, got wide from expand\(\): clone\(\) it"),
         ]
         for module, optimizer, given, text in refused:
             model.requires_grad_()
@@ -275,6 +285,7 @@ def mistakes() -> None:
             ByteScheduler(model, _sgd(nn.Linear(4, 4) if rank else model))
         _misuse(model)
         dist.barrier()
+        assert len(mcr_dl.runtime.state.living()) == 1, "a group of an object that was not made"
 
 
 def sparse_gradients() -> None:
@@ -406,6 +417,32 @@ def last_step_is_made_at_the_end(through_torch: bool) -> None:
             mcr_dl.destroy_process_group(scheduler._core)
             assert not torch.equal(model.weight, before)
     assert torch.allclose(model.weight, before - 0.1 * 2)
+
+
+def closed() -> None:
+    """The optimizer has its own step again; copies and files of the model were never watched."""
+    with life("mcr"):
+        network = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+        living = []
+        for turn in range(3):
+            model = ByteScheduler(network, optimizer)
+            living.append(weakref.ref(model))
+            rates = torch.optim.lr_scheduler.StepLR(optimizer, 1) if turn == 1 else None
+            copied = [copy.deepcopy(network), pickle.loads(pickle.dumps(network))]
+            for _ in range(6):
+                for each in (model, *copied):
+                    each(torch.ones(2, 8)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if rates is not None:
+                    rates.step()
+            model.close()
+            assert "step" not in vars(optimizer)
+            del model, rates
+            gc.collect()
+            pickle.dumps(copy.deepcopy(network))
+        assert [each() for each in living] == [None, None, None]
 
 
 def closed_after_a_failure() -> None:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import prune
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.checkpoint import checkpoint
 
 from mcr_dl.schedule import ByteScheduler
@@ -250,6 +251,57 @@ def evaluated(model: Model, optimizer: torch.optim.Optimizer) -> None:
             optimizer.load_state_dict(state)
 
 
+def inferred(model: Model, optimizer: torch.optim.Optimizer) -> None:
+    """Evaluation in inference mode, while updates wait that make the optimizer's state."""
+    for step in range(FEWER):
+        loss_of(model, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 5 == 0:
+            with torch.inference_mode():
+                model.eval()
+                loss_of(model, step)
+                model.train()
+
+
+def mixed(model: Model, optimizer: torch.optim.Optimizer) -> None:
+    """Forward passes in mixed precision; steps are outside."""
+    for step in range(FEWER):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = loss_of(model, step)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def replaced(model: Model, optimizer: torch.optim.Optimizer) -> None:
+    """Gradients are replaced after each step."""
+    for step in range(FEWER):
+        loss_of(model, step).backward()
+        optimizer.step()
+        for value in model.module.parameters():
+            value.grad = torch.zeros_like(value)
+
+
+def hooked(model: Model, optimizer: torch.optim.Optimizer) -> None:
+    """Functions that run once at each step: one of the optimizer, which clips the new weights, and those of all."""
+    calls = []
+    with torch.no_grad():
+        hooks = [
+            optimizer.register_step_post_hook(lambda *_: [value.clamp_(-0.1, 0.1) for value in model.parameters()]),
+            register_optimizer_step_pre_hook(lambda *_: calls.append("pre")),
+            register_optimizer_step_post_hook(lambda *_: calls.append("post")),
+        ]
+        for step in range(FEWER):
+            with torch.enable_grad():
+                loss_of(model, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    for hook in hooks:
+        hook.remove()
+    assert calls == ["pre", "post"] * FEWER
+
+
 def averaged(model: Model, optimizer: torch.optim.Optimizer) -> None:
     """The wrapped model's parameters are read after each step."""
     mean = [torch.zeros_like(value) for value in model.parameters()]
@@ -340,7 +392,8 @@ def long(model: Model, optimizer: torch.optim.Optimizer) -> None:
 _SIMPLE = (plain, zeroed_first, scheduled, unused, accumulated, twice, clipped, clipped_inside, scaled, evaluated)
 _UNUSED = (partly_unused, discarded, local_first)
 _OTHER = (accumulated_forward, averaged, checkpointed, frozen, delayed, paused, pruned, normalized)
-LOOPS = {each.__name__: each for each in (*_SIMPLE, *_UNUSED, *_OTHER)}
+_AROUND = (inferred, mixed, replaced, hooked)  # updates at other times and places than the step
+LOOPS = {each.__name__: each for each in (*_SIMPLE, *_UNUSED, *_OTHER, *_AROUND)}
 ALL = {**LOOPS, "long": long}
 # Changes of the model before it is wrapped.
 PREPARED: dict[str, Callable[[Network], object]] = {

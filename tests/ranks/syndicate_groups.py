@@ -95,6 +95,19 @@ def two_blocks() -> None:
         program.iterate()
 
 
+def two_jobs() -> None:
+    """The job ends inside a block: the next block is the next job's, and begins without a plan."""
+    planned = Planned(random_plans_of(5), rounds=1)
+    for _ in range(2):
+        session.start()
+        with planned:
+            assert planned.phase == "watching"
+            assert planned.plan is None
+            until(planned, "steady", Program())
+            session.stop()
+    session.start()
+
+
 def messages() -> None:
     """Messages between two ranks, in some iterations, change no plan."""
     session.start()

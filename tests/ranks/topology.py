@@ -96,6 +96,8 @@ def wrong_files() -> None:
         (json.dumps(document(3) if rank == 0 else document(1, 3)), "$.dimensions[0].size: 3 on rank 0 and 1 on rank 1"),
         (json.dumps(document(3)) if rank == 0 else None, "on rank 0 and nothing on rank 1"),
         (json.dumps(document(3)) if rank < 2 else "[]", "rank 2: "),
+        (json.dumps(document(3, ranks=[] if rank == 1 else [2, 1, 0])), "$.ranks"),
+        (json.dumps(document(3, **({"ranks": []} if rank == 1 else {}))), "$.ranks"),
     ]
     for text, word in texts:
         with _file(text):

@@ -185,6 +185,14 @@ def sparse() -> None:
     dist.all_reduce(rows)
     assert torch.equal(rows.to_dense(), torch.arange(1.0, size + 1).unsqueeze(1).expand(size, 3))
     expect(UnsupportedError, lambda: dist.all_reduce(tensor, dist.ReduceOp.MAX), "sparse", "SUM")
+    assert work.wait(timedelta(seconds=2))
+    (result,) = work.result()
+    assert result is tensor
+    assert work.get_future().wait()[0] is tensor
+    for shape in ((size + me, 2), (size, 2 + me)):
+        other = torch.sparse_coo_tensor(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, shape[1]), shape)
+        expect(InvalidArgumentError, lambda other=other: dist.all_reduce(other), "equal shapes", "rank 1 of the group")
+    dist.all_reduce(rows)
 
 
 def premultiplied_sum() -> None:

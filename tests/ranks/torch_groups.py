@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -119,6 +120,9 @@ def splitting() -> None:
         assert tensor.tolist() == [2, 2]
         named = world.split_group([1, 2], opts=mcr_dl.Options(backends=["gloo"]))
         assert _C.group_of(named).backends == ["gloo"]
+    options = copy.deepcopy(world._get_backend(torch.device("cpu")).options)  # as torch's function split_group
+    part = world.split_group([1, 2], opts=options)
+    assert part is None or part.size() == 2
     part = mcr_dl.split_group(None, [[0, 1], [2]], pg_options=mcr_dl.Options(backends=["gloo"]))
     assert mcr_dl.get_backends(part) == ["gloo"]
     part = mcr_dl.split_group(None, [[0, 1], [2]])

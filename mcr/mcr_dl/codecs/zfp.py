@@ -47,8 +47,12 @@ class _Zfp:
         self._types = {"float32": self._zfpy.type_float, "float64": self._zfpy.type_double}
         self._mode = mode
 
+    def _mode_for(self, dtype: str) -> dict[str, float]:
+        del dtype
+        return self._mode
+
     def encode(self, values: Values, out: Bytes) -> int:
-        stream = self._zfpy.compress_numpy(values, write_header=False, **self._mode)
+        stream = self._zfpy.compress_numpy(values, write_header=False, **self._mode_for(values.dtype.name))
         out[: len(stream)] = np.frombuffer(stream, np.uint8)
         return len(stream)
 
@@ -58,7 +62,7 @@ class _Zfp:
             self._types[out.dtype.name],
             (out.size,),
             out=out.view(out.dtype.newbyteorder("=")),
-            **self._mode,
+            **self._mode_for(out.dtype.name),
         )
 
 
@@ -70,6 +74,10 @@ class FixedRate(_Zfp):
     def __init__(self, rate: float) -> None:
         super().__init__(rate=rate)
         self._rate = rate
+
+    def _mode_for(self, dtype: str) -> dict[str, float]:
+        # With fewer bits than a block's least, zfpy writes past the end of its own memory.
+        return {"rate": max(self._rate, _LEAST_BITS[dtype] / _BLOCK)}
 
     def capacity(self, count: int, dtype: str) -> int:
         """The size of every stream."""
@@ -84,6 +92,11 @@ class FixedAccuracy(_Zfp):
 
     def __init__(self, tolerance: float) -> None:
         super().__init__(tolerance=tolerance)
+
+    def decode(self, data: Bytes, out: Values) -> None:
+        super().decode(data, out)
+        largest = np.finfo(out.dtype).max  # zfp may go beyond it; encoded values are finite
+        np.clip(out, -largest, largest, out=out)
 
     def capacity(self, count: int, dtype: str) -> int:
         """zfp's own bound: a block grows at most by its exponent and a few bits."""

@@ -98,7 +98,9 @@ def times(found: Sequence[Sequence[Record]]) -> list[int]:
 
     def time(record: Record) -> int:
         assert record.end is not None
-        return max(1, record.end - (record.issue if record.start is None else record.start))
+        # A call may end before it is known to be started.
+        begin = record.issue if record.start is None or record.start >= record.end else record.start
+        return max(1, record.end - begin)
 
     return [statistics.median_low(map(time, column)) for column in zip(*found, strict=True)]
 

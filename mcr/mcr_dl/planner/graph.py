@@ -19,6 +19,7 @@ BACK = "@-1"  # behind the key of a node: of the previous iteration
 MOST_OPTIONS = 256
 _LONGEST = 1 << 40  # ns: 18 minutes
 _MOST, _MOST_RANKS = 1 << 50, 1 << 20
+_MOST_INCAST = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,8 @@ def _texts(values: Sequence[Any], where: str) -> tuple[str, ...]:
 
 def _channel(value: Any, where: str) -> Channel:
     found = _fields(value, where, {"name": str, "resources": list}, {"incast": int})
+    if not 0 <= found.get("incast", 0) <= _MOST_INCAST:
+        raise ValueError(f"{where}.incast: expected 0 to {_MOST_INCAST}, got {str(found['incast'])[:40]}")
     return Channel(found["name"], _texts(found["resources"], where), found.get("incast", 0))
 
 
@@ -198,6 +201,8 @@ def _node(value: Any, where: str) -> Node:
         for name, number, least, most in (("count", call.count, 0, _MOST), ("ranks", call.ranks, 1, _MOST_RANKS)):
             if not least <= number <= most:
                 raise ValueError(f"{where}.call.{name}: expected {least} to {most}, got {str(number)[:40]}")
+        if call.count * call.ranks > _MOST:
+            raise ValueError(f"{where}.call: expected at most {_MOST} elements of all ranks, got {call.count} of each")
     after = _texts(found.get("after", []), f"{where}.after")
     if not 0 <= found.get("time", 0) <= _LONGEST:
         raise ValueError(f"{where}.time: expected 0 to {_LONGEST} ns, got {str(found['time'])[:40]}")
@@ -247,6 +252,8 @@ def _check_names(graph: Graph) -> None:
         used = {piece.channel for option in node.options for piece in option.pieces}
         if unknown := used - channels:
             raise ValueError(f"{node.key[:40]!r}: expected channels of the graph, got {sorted(unknown)[0][:40]!r}")
+        if len({option.name for option in node.options}) != len(node.options):
+            raise ValueError(f"{node.key[:40]!r}.options: expected different names")
         if len(node.options) > MOST_OPTIONS:
             raise ValueError(f"{node.key[:40]!r}: expected at most {MOST_OPTIONS} options, got {len(node.options)}")
         earlier.add(node.key)

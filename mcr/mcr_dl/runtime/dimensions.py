@@ -74,9 +74,9 @@ def own(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
 
 
 def _leaves(value: Any, path: str = "$") -> dict[str, Any]:
-    if isinstance(value, dict):
+    if isinstance(value, dict) and value:
         parts = [(f"{path}.{key}", each) for key, each in sorted(value.items())]
-    elif isinstance(value, list):
+    elif isinstance(value, list) and value:
         parts = [(f"{path}[{index}]", each) for index, each in enumerate(value)]
     else:
         return {path: value}

@@ -1,13 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The buffers of a model, which each training step takes from the first rank, as DistributedDataParallel does."""
+"""The parameters and buffers of a model, which all ranks take from the first one, as DistributedDataParallel does."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 import torch
+from torch import nn
 
 from mcr_dl import _C
+
+
+def begin(module: nn.Module, group: _C.Group) -> None:
+    """Give all ranks the parameters and buffers of the group's first rank: collective over the group."""
+    with torch.no_grad():
+        for each in module.parameters():
+            whole = each.detach().contiguous()
+            _C.broadcast(whole, group.ranks[0], group=group)
+            if not each.is_contiguous():
+                each.copy_(whole)
+    broadcast(module.buffers(), group)
 
 
 def broadcast(buffers: Iterable[torch.Tensor], group: _C.Group) -> None:

@@ -25,7 +25,7 @@ from mcr_dl.schedule.gradients import Parameter, Piece, in_order, joined
 from mcr_dl.schedule.issue import Issuer, Partition, Transfers
 from mcr_dl.schedule.leader import Leader
 from mcr_dl.schedule.tuning import Trial
-from mcr_dl.schedule.updates import Updates
+from mcr_dl.schedule.updates import Updates, outside_inference
 from mcr_dl.schedule.uses import Uses
 
 _log = logging.getLogger("mcr_dl")
@@ -106,12 +106,13 @@ class ByteScheduler(nn.Module):
         self._issuer = Issuer(self._transfers.start, leader)
         self._updates = Updates(optimizer)
         self._optimizer = optimizer
-        self._reset(owned)
-        with torch.no_grad():
-            for tensor in module.parameters():
-                _C.broadcast(tensor.detach(), self._core.ranks[0], group=self._core)
-        buffers.broadcast(module.buffers(), self._core)
         self._hooks: list[Any] = []
+        try:
+            self._reset(owned)
+            buffers.begin(module, self._core)
+        except BaseException:
+            self._end_groups()
+            raise
         self._install(owned)
 
     # ---- start and end
@@ -153,11 +154,11 @@ class ByteScheduler(nn.Module):
         self._gates = hooks.Gates(root, self._enter, self._need)
         self._gates.add(owned)
         self._hooks = [
-            root.register_forward_hook(lambda *_: setattr(self, "_clock", time.perf_counter_ns())),
+            hooks.after_forward(root, lambda: setattr(self, "_clock", time.perf_counter_ns())),
             *hooks.of_gradients(self._values, self._before_gradient, self._gradient),
             *hooks.of_states(root, optimizer, self._drain),
+            hooks.Step(optimizer, self._step, self),
         ]
-        hooks.replace_step(optimizer, self._step, lambda: bool(self._hooks), self)
         state.current().before_end(self._core.name(), self._at_end)
 
     def _at_end(self) -> None:
@@ -196,10 +197,13 @@ class ByteScheduler(nn.Module):
             self._hooks = []
             for piece in self._pieces if self._issuer.failed else ():
                 piece.forget()
-            leader = self._issuer.leader
-            for group in (self._core, *([leader.group] if leader else [])):
-                if not group._closed:
-                    default_group.destroy_process_group(group)
+            self._end_groups()
+
+    def _end_groups(self) -> None:
+        leader = self._issuer.leader
+        for group in (self._core, *([leader.group] if leader else [])):
+            if not group._closed:
+                default_group.destroy_process_group(group)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ByteScheduler:
         """Raises UnsupportedError: a group has no copy."""
@@ -380,7 +384,7 @@ class ByteScheduler(nn.Module):
             self._flags = torch.tensor([*used, *guard.sent(self._issued or 0)], dtype=torch.uint8)
             self._issuer.ready(self._use, self._flags)
             self._issuer.advance()
-        if 1 <= self._steps <= planning.RECORDED and self._seen:
+        if 1 <= self._steps <= planning.RECORDED:
             self._times.add(self._current, len(self._own_layers), self._seen, self._clock)
 
     # ---- waiting and updates
@@ -400,11 +404,12 @@ class ByteScheduler(nn.Module):
         self._finish_all()
 
     def _finish_all(self) -> None:
-        for piece in self._pieces:
-            if piece.open or piece.due is not None:
-                self._finish(piece)
-        if not self._issuer.idle:
-            self._issuer.wait(self._use)
+        with outside_inference():
+            for piece in self._pieces:
+                if piece.open or piece.due is not None:
+                    self._finish(piece)
+            if not self._issuer.idle:
+                self._issuer.wait(self._use)
 
     def _finish(self, piece: Piece, meanwhile: Callable[[], bool] | None = None) -> None:
         """Wait for a piece's gradients, and update its parameters if their step was made."""
@@ -428,10 +433,8 @@ class ByteScheduler(nn.Module):
         if self._open:
             raise McrError("ByteScheduler: expected optimizer.step() after the backward pass, got it inside")
         self._issuer.check()
-        optimizer = self._optimizer
-        optimizer.__dict__["_opt_called"] = True  # what a learning-rate scheduler looks for
-        for hook in [*optimizer._optimizer_step_pre_hooks.values()]:
-            hook(optimizer, (), {})
+        self._optimizer.__dict__["_opt_called"] = True  # what a learning-rate scheduler looks for
+        self._updates.call_pre_hooks()
         if any(piece.due is not None for piece in self._pieces) or self._replaced():
             self._finish_all()
         due = self._updates.hyperparameters()
@@ -441,8 +444,7 @@ class ByteScheduler(nn.Module):
         self._step_the_rest(due, fresh)
         if self._reduces:
             self._count_step()
-        for hook in [*optimizer._optimizer_step_post_hooks.values()]:
-            hook(optimizer, (), {})
+        self._updates.call_post_hooks(self._finish_all)
 
     def _count_step(self) -> None:
         self._reduces = False

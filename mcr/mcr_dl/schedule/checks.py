@@ -150,6 +150,10 @@ def agreed(
         if any(each.name == chain.SCHEDULE for each in _C.passes(group)):
             text = "ByteScheduler: expected a group without Syndicate, which orders all calls too, got one with it"
             raise UnsupportedError(f"{text}: use one of the two")
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
+                text = f"ByteScheduler: expected memory for each element, got {name} from expand(): clone() it"
+                raise InvalidArgumentError(text)
         found = pieces_of(module)
         each_piece = [piece for layer in found[0] for piece in layer]
         values = [each for piece in each_piece for each in piece.parameters]

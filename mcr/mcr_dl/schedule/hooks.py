@@ -14,6 +14,23 @@ from torch.optim import Optimizer
 from mcr_dl.schedule.gradients import Parameter
 
 
+class _Hook:
+    """Calls a function. A copy, or what pickle makes of it, does nothing: it is another model's."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any) -> None:
+        self._call(*args)
+
+    def __reduce__(self) -> Any:
+        return _Hook, (_nothing,)
+
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
 class Gates:
     """Calls ``enter`` before each forward pass of a model, then ``need`` before that of each module with layers.
 
@@ -30,20 +47,24 @@ class Gates:
     def add(self, layers_of: dict[nn.Module, list[int]]) -> None:
         """Call ``need`` with the layers before the forward passes of these modules, too."""
         need, enter = self._need, self._enter
-        # Functions and not methods: a copy of the model would copy the methods' object.
         for module, layers in layers_of.items():
-            hook = module.register_forward_pre_hook(lambda _m, _a, layers=layers: need(layers), prepend=True)
-            self._hooks.append(hook)
+            hook = _Hook(lambda _m, _a, layers=layers: need(layers))
+            self._hooks.append(module.register_forward_pre_hook(hook, prepend=True))
             self.modules.append(module)
         if self._first is not None:
             self._first.remove()
-        self._first = self._root.register_forward_pre_hook(lambda module, _a: enter(module), prepend=True)
+        self._first = self._root.register_forward_pre_hook(_Hook(lambda module, _a: enter(module)), prepend=True)
 
     def remove(self) -> None:
         """Call nothing any more."""
         for hook in [*self._hooks, self._first]:
             hook.remove()
         self._hooks, self.modules = [], []
+
+
+def after_forward(root: nn.Module, call: Callable[[], None]) -> Any:
+    """Call this function after each forward pass."""
+    return root.register_forward_hook(_Hook(lambda *_: call()))
 
 
 def of_gradients(
@@ -71,21 +92,36 @@ def of_states(root: nn.Module, optimizer: Optimizer, drain: Callable[[str], None
     hooks = []
     for each in (*root.modules(), optimizer):
         untyped = cast(Any, each)
-        hooks.append(untyped.register_state_dict_pre_hook(lambda *_: drain("state_dict()")))
-        hooks.append(untyped.register_load_state_dict_pre_hook(lambda *_: drain("load_state_dict()")))
+        hooks.append(untyped.register_state_dict_pre_hook(_Hook(lambda *_: drain("state_dict()"))))
+        hooks.append(untyped.register_load_state_dict_pre_hook(_Hook(lambda *_: drain("load_state_dict()"))))
     return hooks
 
 
-def replace_step(optimizer: Optimizer, step: Callable[[Any], Any], active: Callable[[], bool], owner: object) -> None:
-    """Make ``optimizer.step`` call this function while it is active."""
-    original = optimizer.step
+class Step:
+    """Makes ``optimizer.step`` call a function, until ``remove()``."""
 
-    def replaced(_optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
-        return step(closure) if active() else original(closure)
+    def __init__(self, optimizer: Optimizer, step: Callable[[Any], Any], owner: object) -> None:
+        self._optimizer, self._before, original = optimizer, optimizer.__dict__.get("step"), optimizer.step
+        self._step: Callable[[Any], Any] | None = step
 
-    cast(Any, replaced)._wrapped_by_lr_sched = True  # a learning-rate scheduler looks for it
-    cast(Any, replaced)._scheduler = owner
-    optimizer.step = types.MethodType(replaced, optimizer)  # type: ignore[method-assign]
+        def replaced(_optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+            return original(closure) if self._step is None else self._step(closure)
+
+        self._function = cast(Any, replaced)
+        self._function._wrapped_by_lr_sched = True  # a learning-rate scheduler looks for it
+        self._function._scheduler = owner
+        self._method = types.MethodType(replaced, optimizer)
+        optimizer.step = self._method  # type: ignore[method-assign]
+
+    def remove(self) -> None:
+        """Give the optimizer its step back; where others have wrapped this one, it calls the former step."""
+        self._step = self._function._scheduler = None
+        if self._optimizer.__dict__.get("step") is not self._method:
+            return
+        if self._before is None:
+            del self._optimizer.step
+        else:
+            self._optimizer.step = self._before  # type: ignore[method-assign]
 
 
 def in_backward_pass() -> bool:

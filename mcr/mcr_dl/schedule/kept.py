@@ -27,7 +27,7 @@ from mcr_dl.tables.host import host
 
 FORMAT, VERSION = "mcr-dl schedules", 1
 MOST = 200  # models; the oldest ones leave
-_LIMIT = {"anyOf": [{"const": None}, {"type": "integer", "minimum": 1024}]}
+_LIMIT = {"anyOf": [{"const": None}, {"type": "integer", "minimum": 1024, "multipleOf": 16}]}  # whole elements
 _ENTRY = {
     "type": "object",
     "properties": {

@@ -78,7 +78,7 @@ class Times:
 
     def add(self, ready: list[int], layers: int, seen: dict[int, int], end: int) -> None:
         """Add a step. ``seen``: when the forward pass came to each layer; ``end``: when it ended."""
-        ends = dict(zip(seen, [*list(seen.values())[1:], end], strict=True))
+        ends = dict(zip(seen, [*list(seen.values())[1:], end], strict=False))
         forward = [0] * layers
         for layer, begin in seen.items():
             forward[layer] = max(ends[layer] - begin, 0)

@@ -160,6 +160,7 @@ class Syndicate:
         After an exception, which other ranks may not have, the groups keep the plan until the next Syndicate begins.
         """
         if not state.is_initialized() or state.current() is not self._current:
+            self._groups, self._started, self._added = [], False, {}
             return
         self._current.passes = self._before
         if error is None:

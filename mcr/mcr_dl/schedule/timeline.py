@@ -80,7 +80,7 @@ def traced(
     planned = known.timeline(plan)
     result.planned_ms = (planned.end - known.backward - sum(known.forward)) / 1e6
     ends = [end for _, end in record.backward]
-    for first, last in zip(ends, [*ends[1:], 1 << 63], strict=True):
+    for first, last in zip(ends, [*ends[1:], 1 << 63], strict=False):
         result.exposed_ms.append(sum(end - start for start, end in waits if first <= start < last) / 1e6)
     origin = record.backward[0][0] if record.backward else 0
     runs = known.runs(plan.join, plan.priorities)

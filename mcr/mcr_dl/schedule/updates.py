@@ -3,16 +3,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
+from torch.optim import optimizer as torch_optimizer
 
 from mcr_dl.schedule.gradients import Hyperparameters, Piece
 
 # Attributes of the original that its copy must not have: wrappers around its step, and functions around each step.
 _OWN = ("step", "zero_grad", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
+
+def outside_inference() -> AbstractContextManager[Any]:
+    """A block whose tensors can be used in training, also where the caller is in ``torch.inference_mode()``."""
+    return torch.inference_mode(mode=False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
 class Updates:
@@ -21,7 +28,25 @@ class Updates:
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         self._copy: Optimizer = object.__new__(type(optimizer))
+        step: Any = type(optimizer).step
+        # Without the hooks of all optimizers, which torch's wrapper calls: a step makes many updates.
+        self._class_step = step.__wrapped__ if getattr(step, "hooked", False) else step
         self._group_of: dict[torch.nn.Parameter, int] = {}
+
+    def call_pre_hooks(self) -> None:
+        """As a step of the optimizer begins: the hooks of all optimizers, then its own."""
+        every: dict[int, Callable[..., Any]] = torch_optimizer._global_optimizer_pre_hooks
+        for hook in [*every.values(), *self._optimizer._optimizer_step_pre_hooks.values()]:
+            hook(self._optimizer, (), {})
+
+    def call_post_hooks(self, finish: Callable[[], None]) -> None:
+        """As a step of the optimizer ends; the hooks see the new parameters, which ``finish`` makes."""
+        every: dict[int, Callable[..., Any]] = torch_optimizer._global_optimizer_post_hooks
+        hooks = [*self._optimizer._optimizer_step_post_hooks.values(), *every.values()]
+        if hooks:
+            finish()
+        for hook in hooks:
+            hook(self._optimizer, (), {})
 
     def hyperparameters(self) -> list[Hyperparameters]:
         """The hyper-parameters of each group now; later changes, as by a learning-rate scheduler, do not reach them."""
@@ -32,17 +57,17 @@ class Updates:
     def apply(self, pieces: Sequence[Piece], due: list[Hyperparameters]) -> None:
         """Update the parameters of pieces that have a gradient, in one step of the optimizer."""
         members: dict[int, list[torch.nn.Parameter]] = {}
-        cleared = []
+        replaced = []
         for each in (each for piece in pieces for each in piece.parameters):
             value = each.value
             if each.gradient is not None and value in self._group_of:
-                if value.grad is None:
-                    cleared.append(value)
-                value.grad = each.gradient
+                if value.grad is not each.gradient:
+                    replaced.append((value, value.grad))
+                    value.grad = each.gradient
                 members.setdefault(self._group_of[value], []).append(value)
         self.step([{**due[index], "params": values} for index, values in members.items()])
-        for value in cleared:  # by zero_grad(), after the step and before this update
-            value.grad = None
+        for value, gradient in replaced:  # by the program, as in zero_grad(), after the step and before this update
+            value.grad = gradient
 
     def step(self, groups: list[dict[str, Any]]) -> None:
         """One step of the optimizer's class on these groups."""
@@ -52,7 +77,11 @@ class Updates:
         self._copy.__dict__.clear()
         self._copy.__dict__.update(attributes, _optimizer_step_pre_hooks={}, _optimizer_step_post_hooks={})
         self._copy.param_groups = groups
-        self._copy.step()
+        if torch.is_autocast_enabled("cpu"):  # the forward pass's; the step was outside
+            with torch.autocast("cpu", enabled=False):
+                self._class_step(self._copy)
+        else:
+            self._class_step(self._copy)
 
 
 def _kept(value: Any) -> Any:

@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <iterator>
 #include <utility>
@@ -54,10 +55,14 @@ PassedCall::~PassedCall() {
 
 // ---- the values of the call
 
+Error PassedCall::over() const {
+  return {ErrorCode::InvalidArgument, "pass '" + pass_ + "': the call is over; hold() keeps it"};
+}
+
 const Call& PassedCall::call() const {
   if (passage_ != nullptr) return passage_->call;
   if (fate_ == Fate::Held) return held_;
-  throw Error(ErrorCode::InvalidArgument, "pass '" + pass_ + "': the call is over; hold() keeps it");
+  throw over();
 }
 
 std::string PassedCall::op() const { return std::string(row(call().op).name); }
@@ -86,14 +91,38 @@ py::object PassedCall::root() const {
   return has && call().root != kAnyRank ? py::object(py::int_(call().root)) : py::object(py::none());
 }
 
+// What keeps the memory of the call's tensors as long as a view: the program may drop its tensors before the pass drops
+// the view.
+std::shared_ptr<void> PassedCall::memory() const {
+  if (passage_ == nullptr) {
+    if (held_memory_ == nullptr) throw over();
+    return held_memory_;
+  }
+  auto& plan = passage_->plan;
+  if (plan.kept == nullptr && plan.keep != nullptr) {
+    plan.kept = plan.keep(plan.keeper);
+    plan.keep = nullptr;
+  }
+  plan.release = nullptr;
+  if (!plan.scratch.empty()) {
+    auto scratch = std::make_shared<std::vector<std::unique_ptr<std::byte[]>>>();
+    std::ranges::move(plan.scratch, std::back_inserter(*scratch));
+    plan.scratch.clear();
+    plan.owned.push_back(std::move(scratch));
+  }
+  std::vector<std::shared_ptr<void>> all(plan.owned.begin(), plan.owned.end());
+  all.push_back(plan.kept);
+  return std::make_shared<std::vector<std::shared_ptr<void>>>(std::move(all));
+}
+
 py::object PassedCall::input() const {
   if (call().in.data == nullptr) return py::none();
-  return py::cast(view_of(call().in, call().dtype, call().device));
+  return py::cast(view_of(call().in, call().dtype, call().device, memory()));
 }
 
 py::object PassedCall::output() const {
   if (call().out.data == nullptr) return py::none();
-  return py::cast(view_of(call().out, call().dtype, call().device));
+  return py::cast(view_of(call().out, call().dtype, call().device, memory()));
 }
 
 py::object PassedCall::input_counts() const {
@@ -223,6 +252,7 @@ py::object PassedCall::proceed_held() {
       deferred->fail(current_error());
     }
     chain_.reset();  // the program may keep this object for long
+    held_memory_.reset();
     if (slot_) slot_->communicator.reset();
   }
   return py::none();
@@ -263,6 +293,7 @@ py::object PassedCall::hold() {
   decide(Fate::Held);
   if (passage_->slot != nullptr) slot_.emplace(*passage_->slot);
   held_ = passage_->call;
+  held_memory_ = memory();
   chain_ = next_.chain();
   from_ = next_.from();
   deferred_ = std::make_shared<Deferred>();

@@ -59,6 +59,7 @@ class PassedCall {
  private:
   enum class Fate { Open, Proceeded, Answered, Held };
   const Call& call() const;
+  Error over() const;
   void expect_open() const;
   void expect_steps() const;
   void expect_own_memory(const char* action) const;
@@ -68,6 +69,7 @@ class PassedCall {
   at::Tensor replacement(Tensors& tensors, const Buffer& side, const char* name, const pybind11::object& value) const;
   void replace(Tensors& tensors, Buffer& side, const at::Tensor& tensor);
   void distribute_later();
+  std::shared_ptr<void> memory() const;
   pybind11::object proceed_held();
 
   std::shared_ptr<Group> group_;
@@ -84,6 +86,7 @@ class PassedCall {
   std::shared_ptr<const Chain> chain_;  // the chain with which it entered
   std::size_t from_ = 0;
   std::shared_ptr<Deferred> deferred_;
+  std::shared_ptr<void> held_memory_;  // of its tensors
 };
 
 }  // namespace mcr::python

@@ -165,10 +165,14 @@ at::ScalarType scalar_of(DType dtype) {
   return kScalars[static_cast<std::size_t>(dtype)];
 }
 
-at::Tensor view_of(const Buffer& buffer, DType dtype, Device device) {
+at::Tensor view_of(const Buffer& buffer, DType dtype, Device device, std::shared_ptr<void> owner) {
   const auto place = torch_device(device);
   const auto options = at::TensorOptions().dtype(scalar_of(dtype)).device(place);
-  return at::for_blob(buffer.data, {buffer.count}).options(options).target_device(place).make_tensor();
+  return at::for_blob(buffer.data, {buffer.count})
+      .deleter([owner = std::move(owner)](void*) {})
+      .options(options)
+      .target_device(place)
+      .make_tensor();
 }
 
 bool Tensors::is(PyObject* object) { return THPVariable_Check(object) || PyObject_HasAttrString(object, "__dlpack__"); }

@@ -19,8 +19,8 @@ namespace mcr::python {
 /// Empty for a type that cannot be communicated.
 std::optional<DType> dtype_of(at::ScalarType type);
 at::ScalarType scalar_of(DType dtype);
-/// A one-dimensional tensor on the buffer's memory, without ownership.
-at::Tensor view_of(const Buffer& buffer, DType dtype, Device device);
+/// A one-dimensional tensor on the buffer's memory. It keeps `owner`, which must keep the memory.
+at::Tensor view_of(const Buffer& buffer, DType dtype, Device device, std::shared_ptr<void> owner);
 
 /// Tensors to be kept; most calls have one or two.
 using TensorList = c10::SmallVector<at::Tensor, 2>;

@@ -227,40 +227,6 @@ TorchBackend::TorchWorkPtr TorchBackend::allreduce_coalesced(TensorList& tensors
   return issue_all(std::move(calls), OpType::ALLREDUCE_COALESCED, opts.asyncOp);
 }
 
-TorchBackend::TorchWorkPtr TorchBackend::allreduce_sparse(TensorList& tensors, const c10d::AllreduceOptions& opts) {
-  auto& tensor = single(tensors, "tensors");
-  if (opts.reduceOp != c10d::ReduceOp::SUM)
-    throw Error(ErrorCode::Unsupported, "mcr: all_reduce of a sparse tensor: expected the reduction SUM");
-  const auto mine = tensor.coalesce();
-  const auto entries = at::full({1}, mine._nnz(), at::TensorOptions(at::kLong).device(tensor.device()));
-  const auto everyones = at::empty({getSize()}, entries.options());
-  TorchCall(*group_, Op::all_gather, opts.timeout).in(entries).out(everyones).run();
-  const auto counts = everyones.cpu();
-
-  const auto gather = [&](const at::Tensor& rows) {
-    auto shape = rows.sizes().vec();
-    shape[0] = counts.sum().item<int64_t>();
-    const auto row = c10::multiply_integers(shape.begin() + 1, shape.end());
-    const auto elements = counts * row;
-    const int64_t* first = elements.const_data_ptr<int64_t>();
-    auto gathered = at::empty(shape, rows.options());
-    TorchCall(*group_, Op::all_gather, opts.timeout)
-        .in(rows)
-        .out(gathered)
-        .out_counts(std::vector<int64_t>(first, first + getSize()))
-        .run();
-    return gathered;
-  };
-  const auto indices = gather(mine.indices().t().contiguous()).t();
-  const auto values = gather(mine.values().contiguous());
-  tensor.copy_(at::sparse_coo_tensor(indices, values, mine.sizes()).coalesce());
-  ++sequence_;
-  if (!opts.asyncOp) return nullptr;
-  auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors());
-  future->markCompleted(c10::IValue(TensorList{tensor}));
-  return c10d::Work::create_from_future(future);
-}
-
 TorchBackend::TorchWorkPtr TorchBackend::reduce(TensorList& tensors, const c10d::ReduceOptions& opts) {
   const InBlock block(*this);
   TorchCall call(*group_, Op::reduce, opts.timeout);

@@ -62,6 +62,10 @@ void add_torch_backend(py::module_& module) {
            }),
            py::arg("group"), py::arg("backends"))
       .def_property_readonly("group", &TorchBackend::group)
+      // torch copies these where it splits a group without given ones.
+      .def_property_readonly(
+          "options",
+          [](TorchBackend& self) { return c10::static_intrusive_pointer_cast<Options>(self.getBackendOptions()); })
       // torch binds these for each of its own backends.
       .def("get_error", &TorchBackend::getError)
       .def("_set_default_timeout", &TorchBackend::setTimeout, py::arg("timeout"))

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// all_reduce of sparse tensors: all ranks gather the entries of each one.
+#include <ATen/ATen.h>
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings/torch/backend.h"
+#include "bindings/torch/error.h"
+
+namespace mcr::python {
+
+namespace {
+
+using c10d::OpType;
+using TensorList = TorchBackend::TensorList;
+
+// An operation that was complete before the caller got this.
+class CompleteWork final : public c10d::Work {
+ public:
+  CompleteWork(int rank, OpType type, uint64_t sequence, TensorList results)
+      : c10d::Work(rank, type), sequence_(sequence), results_(std::move(results)) {
+    finish();
+  }
+  bool wait(std::chrono::milliseconds) override { return true; }
+  void synchronize() override {}
+  std::vector<at::Tensor> result() override { return results_; }
+  uint64_t getSequencenumber() const override { return sequence_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors());
+    future->markCompleted(c10::IValue(results_));
+    return future;
+  }
+
+ private:
+  const uint64_t sequence_;
+  const TensorList results_;
+};
+
+// The entries of a rank, and what must be equal on all ranks.
+enum Fact : int64_t { kEntries, kSparseDims, kDenseDims, kType, kShape, kFacts };
+
+std::array<int64_t, kFacts> facts_of(const at::Tensor& tensor) {
+  uint64_t shape = 14695981039346656037U;  // FNV-1a
+  for (const int64_t size : tensor.sizes()) shape = (shape ^ static_cast<uint64_t>(size)) * 1099511628211U;
+  return {tensor._nnz(), tensor.sparse_dim(), tensor.dense_dim(), static_cast<int64_t>(tensor.scalar_type()),
+          static_cast<int64_t>(shape)};
+}
+
+// Raises on all ranks if the tensors cannot be added; `facts`: a row for each rank.
+void expect_equal(const at::Tensor& facts) {
+  for (int64_t rank = 1; rank < facts.size(0); ++rank) {
+    if (facts[rank].slice(0, kSparseDims).equal(facts[0].slice(0, kSparseDims))) continue;
+    throw Error(ErrorCode::InvalidArgument,
+                "mcr: all_reduce of a sparse tensor: expected equal shapes, element types and numbers of sparse "
+                "dimensions on all ranks, got others on rank " +
+                    std::to_string(rank) + " of the group than on rank 0");
+  }
+}
+
+}  // namespace
+
+TorchBackend::TorchWorkPtr TorchBackend::allreduce_sparse(TensorList& tensors, const c10d::AllreduceOptions& opts) {
+  auto& tensor = tensors.front();
+  if (opts.reduceOp != c10d::ReduceOp::SUM)
+    throw Error(ErrorCode::Unsupported, "mcr: all_reduce of a sparse tensor: expected the reduction SUM");
+  const auto mine = tensor.coalesce();
+  const auto own = facts_of(mine);
+  const auto fact = at::tensor(at::ArrayRef<int64_t>(own), at::kLong).to(tensor.device());
+  const auto facts = at::empty({getSize(), kFacts}, fact.options());
+  TorchCall(*group_, Op::all_gather, opts.timeout).in(fact).out(facts).run();
+  const auto known = facts.cpu();
+  expect_equal(known);
+  const auto counts = known.select(1, kEntries).contiguous();
+
+  const auto gather = [&](const at::Tensor& rows) {
+    auto shape = rows.sizes().vec();
+    shape[0] = counts.sum().item<int64_t>();
+    const auto row = c10::multiply_integers(shape.begin() + 1, shape.end());
+    const auto elements = counts * row;
+    const int64_t* first = elements.const_data_ptr<int64_t>();
+    auto gathered = at::empty(shape, rows.options());
+    TorchCall(*group_, Op::all_gather, opts.timeout)
+        .in(rows)
+        .out(gathered)
+        .out_counts(std::vector<int64_t>(first, first + getSize()))
+        .run();
+    return gathered;
+  };
+  const auto indices = gather(mine.indices().t().contiguous()).t();
+  const auto values = gather(mine.values().contiguous());
+  const uint64_t sequence = ++sequence_;
+  auto done = hook(OpType::_ALLREDUCE_SPARSE, sequence);
+  tensor.copy_(at::sparse_coo_tensor(indices, values, mine.sizes()).coalesce());
+  if (done != nullptr) {
+    HookRuns runs(std::move(done), 1);
+    runs.run("all_reduce of a sparse tensor");
+    runs.rethrow();
+  }
+  if (!opts.asyncOp) return nullptr;
+  return c10::make_intrusive<CompleteWork>(getRank(), OpType::_ALLREDUCE_SPARSE, sequence, TensorList{tensor});
+}
+
+}  // namespace mcr::python
