@@ -266,6 +266,52 @@ def with_torch(pid: int) -> bool:
     return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
 
 
+@pytest.mark.parametrize(
+    "given", ["mcr-info --version", "mcr-tune --help", "mcr-bench -n 1 --ops barrier --budget 0.01"]
+)
+def test_a_closed_output(given: str) -> None:
+    """As of a daemon: what is printed is lost, and no error."""
+    command, *arguments = given.split()
+    words = shlex.join([sys.executable, *COMMANDS[command], *arguments])
+    done = subprocess.run(
+        ["sh", "-c", f"{words} >&-"], env=launchers.environment(), stderr=subprocess.PIPE, timeout=LIMIT, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_an_output_without_micro(tmp_path: Path) -> None:
+    """The characters become question marks, also those that a rank prints."""
+    words = ["-n", "1", "--ops", "barrier", "--budget", "0.01", "--json", os.fsencode(tmp_path) + b"/caf\xe9.json"]
+    done = subprocess.run(
+        [sys.executable, *COMMANDS["mcr-bench"], *words],
+        env={**launchers.environment(), "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"barrier" in done.stdout
+    assert json.loads(Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.json")).read_bytes())
+
+
+def test_ranks_without_a_reader() -> None:
+    """They end together, and silently."""
+    command = [sys.executable, *COMMANDS["mcr-bench"], "-n", "2", "--ops", "all_reduce,broadcast", "-e", "64"]
+    with subprocess.Popen(
+        [*command, "--budget", "0.02"],
+        env=launchers.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as started:
+        assert started.stdout is not None
+        assert started.stderr is not None
+        started.stdout.readline()
+        started.stdout.close()
+        said = started.stderr.read()
+        assert started.wait(LIMIT) in (0, 128 + signal.SIGPIPE)
+    assert said == b""
+
+
 VIEWS = [
     ["mcr-tune", "show", "--table", "{table}"],
     ["mcr-tune", "diff", "{table}", "{other}"],

@@ -17,6 +17,7 @@ from jsonschema import Draft202012Validator
 from mcr_dl import _C, InvalidArgumentError
 from mcr_dl.tables import _schema, table
 from mcr_dl.tables import host as hosts
+from mcr_dl.tables.earlier import completed
 from mcr_dl.tables.model import Subject
 from mcr_dl.tables.table import Curve, Exclusion, Range, Sample, Scale, Table, Winner
 from tables import HOST, SOFTWARE, TIME, curve, make, scale, winner
@@ -344,6 +345,30 @@ def test_merging_replaces_the_scale_or_adds_it() -> None:
     assert whole.scales == (two, four, spread)
     assert table.merge(whole, newer).scales == (two, newer, spread)
     assert table.merge(whole, replace(two, device="cuda")).scales == (two, four, spread, replace(two, device="cuda"))
+
+
+def test_a_part_measured_again_leaves_the_rest() -> None:
+    """Curves, sizes, exclusions and trials that the new measurement does not have."""
+    trial = curve("mpi", 7, operation="reduce")
+    earlier = scale(
+        curves=(curve("mpi", 1, 2, 3), curve("gloo", 4, 5, 6), curve("mpi", 9, operation="barrier")),
+        excluded=(Exclusion("all_reduce", "float32", "shm", "crashed"), Exclusion("barrier", "float32", "shm", "late")),
+        trials=(trial, curve("gloo", 8)),
+    )
+    shorter = replace(curve("gloo", 0.5), samples=earlier.curves[1].samples[1:2])
+    new = scale(curves=(shorter, curve("shm", 0.1)), excluded=(Exclusion("all_reduce", "float32", "mpi", "x"),))
+    joined = completed(new, earlier)
+    assert {each.label: len(each.samples) for each in joined.curves_of(shorter.subject)} == {"gloo": 3, "shm": 1}
+    assert [(each.operation, each.candidate) for each in joined.curves if each.operation == "barrier"] == [
+        ("barrier", "mpi")
+    ]
+    assert [(each.operation, each.candidate) for each in joined.excluded] == [("barrier", "shm"), ("all_reduce", "mpi")]
+    assert joined.trials == (trial,)
+    assert {each.operation for each in joined.winners} == {"all_reduce", "barrier"}
+    quick = replace(earlier, quick=True)
+    for each in completed(new, quick).curves:
+        if each.operation == "barrier":
+            assert all(sample.median_us == sample.min_us for sample in each.samples)
 
 
 def test_a_winner_knows_its_ranges() -> None:

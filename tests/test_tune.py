@@ -208,6 +208,20 @@ def test_other_scales_join_the_table(tmp_path: Path) -> None:
     assert [scale.ranks for scale in table.read(path).scales] == [2, 3]
 
 
+def test_a_part_joins_the_scale(tmp_path: Path) -> None:
+    """A second run of another operation keeps the first one's; a link stays one; devices are refused."""
+    path, real = tmp_path / "t.json", tmp_path / "real.json"
+    path.symlink_to(real)
+    for operation in ("broadcast", "barrier"):
+        assert _command(*QUICK, "--ops", operation, "--output", str(path))[0] == 0
+    assert path.is_symlink()
+    (scale,) = table.read(real).scales
+    assert {each.operation for each in scale.curves} == {each.operation for each in scale.winners}
+    assert {each.operation for each in scale.curves} == {"broadcast", "barrier"}
+    code, _, err = _command(*QUICK, "--output", os.devnull)
+    assert (code, "expected a regular file" in err) == (2, True)
+
+
 def test_under_a_launcher(tmp_path: Path) -> None:
     """Under torchrun it measures in the existing ranks."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m"]

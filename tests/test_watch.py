@@ -203,6 +203,39 @@ def test_broken_dumps(tmp_path: Path, text: str, complaint: str, capsys: pytest.
     assert complaint in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.parametrize("part", ["kind", "by", "text", "group", "seq", "message"])
+def test_dumps_without_a_part_of_the_alarm(tmp_path: Path, part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line that names it."""
+    leave_dump(tmp_path, 0, report([]))
+    file = tmp_path / "alarm0.rank0.json"
+    content = json.loads(file.read_text())
+    del content["alarm"][part]
+    file.write_text(json.dumps(content))
+    assert mcr_trace(["diagnose", str(tmp_path)]) == 2
+    assert f"alarm.{part}: expected" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_dump_that_was_cut_leaves_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As on a full disk."""
+    leave_dump(tmp_path, 0, report([call(1)]))
+    (tmp_path / "alarm0.rank1.json").write_text("")
+    assert mcr_trace(["diagnose", str(tmp_path)]) == 0
+    told = capsys.readouterr()
+    assert "rank1.json: line 1: expected a complete JSON document" in told.err
+    assert told.err.endswith("; the other dumps are used\n")
+    assert "timeout on rank 0" in told.out
+
+
+def test_the_folder_is_that_of_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program may change its folder later."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(dump.VARIABLE, "dumps of the start")
+    dump.set_job("job")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    assert dump.folder() == tmp_path / "dumps of the start"
+
+
 def test_no_dumps(tmp_path: Path) -> None:
     """A folder without dumps, and a missing folder."""
     for place in (tmp_path, tmp_path / "nothing"):

@@ -8,13 +8,15 @@ from collections.abc import Callable
 
 # Only commands, tables and pictures need these.
 OPTIONAL = ("jsonschema", "matplotlib", "platformdirs", "rich")
-_LACKS_PACKAGE = 2  # exit code
+_LACKS_PACKAGE, _INTERRUPTED = 2, 130  # exit codes
 
 
 def _run(program: str, command: Callable[[], int]) -> int:
-    """Import and call the command; one line and exit code 2 if one of ``OPTIONAL`` is not installed."""
+    """Import and call the command; one line and exit code 2 if one of ``OPTIONAL`` is not installed, 130 on Ctrl-C."""
     try:
         return command()
+    except KeyboardInterrupt:  # while it is imported
+        return _INTERRUPTED
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in OPTIONAL:

@@ -125,8 +125,8 @@ def _rows(value: Any, indent: str, *, element: bool = False) -> str:
 
 
 def write_rows(path: str | os.PathLike[str], value: Any) -> None:
-    """Write a value to a file, as ``rows`` encodes it."""
-    Path(path).write_text(rows(value) + "\n", encoding="utf-8")
+    """Write a value to a file, as ``rows`` encodes it; characters that are not Unicode become question marks."""
+    Path(path).write_text(rows(value) + "\n", encoding="utf-8", errors="replace")
 
 
 def _one_line(error: Exception) -> str:

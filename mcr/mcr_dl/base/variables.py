@@ -8,6 +8,8 @@ import os
 import re
 import warnings
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 PREFIX = "MCR_DL_"
@@ -221,6 +223,12 @@ def problem(environment: Mapping[str, str] = os.environ) -> str:
         if value and each.values is not None and not re.fullmatch(each.values.pattern, value):
             return f"{each.name}: expected {each.values.meaning}, got {value!r}"
     return ""
+
+
+@cache
+def path_of(value: str) -> Path:
+    """The absolute path that a variable gives, as of its first use: a program may change its folder later."""
+    return Path(value).absolute()
 
 
 def warn_of_unknown() -> None:

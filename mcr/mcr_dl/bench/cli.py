@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from rich.progress import BarColumn, TimeRemainingColumn
 
@@ -24,6 +25,7 @@ from mcr_dl.commands.arguments import (
     STDOUT,
     UNREAD,
     above,
+    accept_output,
     add_json,
     add_sizes,
     candidate_names,
@@ -31,6 +33,7 @@ from mcr_dl.commands.arguments import (
     command,
     count,
     device,
+    leave_output,
     local_ranks,
     one_of,
     operation_names,
@@ -114,7 +117,7 @@ def _parse(argv: Sequence[str] | None) -> tuple[Settings, int]:
         raise InvalidArgumentError(message)
     ranks = launcher.detect().size if launched() else given.n or 2
     if given.n not in (None, ranks):
-        message = f"argument -n: expected {ranks}, as the launcher has started so many ranks, got {given.n}"
+        message = f"argument -n: expected {ranks}, as the launcher has started that many ranks, got {given.n}"
         raise InvalidArgumentError(message)
     if given.root >= ranks:
         message = f"argument --root: expected a rank of the group (0 to {ranks - 1}), got {given.root}"
@@ -166,11 +169,24 @@ def _measure_all(settings: Settings, group: _C.Group, names: list[str], control:
                 if "all" not in settings.backends or differs(group, name, operation, dtype, settings.device)
             ]
             done = sweep(operation, own, group, control, settings, lambda t=task, p=progress: p.advance(t))  # type: ignore[misc]
+        unread = False
         if first and settings.json != STDOUT:
-            report.print_operation(done, settings, group.size())
-            sys.stdout.flush()
+            unread = not _printed(partial(report.print_operation, done, settings, group.size()))
+        if any(control.maximum([float(unread)])):
+            raise BrokenPipeError
         rows += done
     return rows
+
+
+def _printed(report: Callable[[], None]) -> bool:
+    """Print a report; False if the output has no reader any more, as in ``mcr-bench | head``."""
+    try:
+        report()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        leave_output()
+        return False
+    return True
 
 
 def _finish(settings: Settings, group: _C.Group, rows: list[Row], mix: MixResult | None) -> None:
@@ -211,10 +227,11 @@ def _measure(settings: Settings) -> int:
 
 def run_rank(settings: Settings) -> int:
     """Run one rank; returns the exit code."""
+    accept_output()
     try:
         return _measure(settings)
-    except BrokenPipeError:  # the reader has closed the pipe, as in `mcr-bench | head`
-        os._exit(UNREAD)  # the other ranks are in the middle of a measurement: no orderly end
+    except BrokenPipeError:  # on all ranks, or on rank 0 at the end
+        os._exit(UNREAD)
     except (McrError, OSError) as error:
         return refuse(_PROGRAM, str(error))
 

@@ -199,20 +199,37 @@ def refuse(program: str, message: str) -> int:
     return FAILED
 
 
+def accept_output() -> None:
+    """Make standard output take every text.
+
+    Characters that its encoding does not have, as µ in ASCII, become question marks. If it is closed, as that of a
+    daemon may be, texts are lost.
+    """
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    with contextlib.suppress(AttributeError, ValueError):
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+
+
+def leave_output() -> None:
+    """Print nothing more: the reader of standard output has gone. Python's flush at exit would fail, too."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def exit_code(program: str, run: Callable[[], int]) -> int:
     """Run a command; returns its exit code. An error is one line and exit code 2.
 
-    A closed pipe, as in ``mcr-tune show | head``, ends the command silently. Characters that the output's encoding does
-    not have, as µ in ASCII, become question marks.
+    A closed pipe, as in ``mcr-tune show | head``, and Ctrl-C end the command silently.
     """
-    with contextlib.suppress(AttributeError, ValueError):
-        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+    accept_output()
     try:
         code = run()
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's flush at exit
+        leave_output()
         return UNREAD
+    except KeyboardInterrupt:
+        return INTERRUPTED
     except (McrError, OSError) as error:
         return refuse(program, str(error))
     return code

@@ -13,7 +13,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 def parse_size(text: str) -> int:
     """Bytes of "4", "64K", "1.5M", "16MiB"; InvalidArgumentError for anything else."""
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMG]?)(?:i?B)?\s*", text, re.IGNORECASE)
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMG]?)(?:i?B)?\s*", text, re.IGNORECASE | re.ASCII)
     size = float(match[1]) * _UNITS[match[2].upper()] if match else 0
     if not 1 <= size < _END:
         message = f"size: expected bytes as in 4, 64K, 1M or 2G, got {text.strip()!r}"

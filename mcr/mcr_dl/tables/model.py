@@ -228,8 +228,9 @@ class Table:
         found = [each for each in self.scales if all(getattr(each, name) == value for name, value in given.items())]
         if not found:
             asked = ", ".join(f"{name} {value}" for name, value in given.items()) or "none at all"
-            known = "; ".join(each.name for each in self.scales) or "no scale"
-            raise InvalidArgumentError(f"scale: expected one of the table's ({known}), got {asked}")
+            known = "; ".join(each.name for each in self.scales)
+            text = f"expected one of the table's ({known})" if known else "expected a table with measurements"
+            raise InvalidArgumentError(f"scale: {text}, got {asked}")
         return max(found, key=lambda each: (each.ranks, each.nodes))
 
 

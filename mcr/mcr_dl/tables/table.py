@@ -108,7 +108,8 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write the file atomically: a concurrent reader gets the old file or the new one."""
+    """Write the file, or the one that a link names, atomically: a concurrent reader gets the old or the new content."""
+    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     # Processes of several hosts or containers may have equal numbers.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
@@ -149,11 +150,11 @@ def default_path(host: Host) -> Path:
 
 def _cache() -> Path:
     try:
-        from platformdirs import user_cache_path
-
+        try:
+            from platformdirs import user_cache_path
+        except ModuleNotFoundError:  # programs need only the path, which on Linux is this one
+            return Path(os.environ.get("XDG_CACHE_HOME", "").strip() or Path.home() / ".cache") / "mcr_dl"
         return user_cache_path("mcr_dl")
-    except ModuleNotFoundError:  # programs need only the path, which on Linux is this one
-        return Path(os.environ.get("XDG_CACHE_HOME", "").strip() or Path.home() / ".cache") / "mcr_dl"
     except RuntimeError:  # a user without a home directory, as in some containers: nothing can be kept
         return Path(os.devnull, "mcr_dl")
 

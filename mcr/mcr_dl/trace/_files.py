@@ -116,8 +116,11 @@ def write(trace: Trace, path: str | os.PathLike[str]) -> Path:
         "records": rows,
     }
     partial = place.with_suffix(f".{os.getpid()}.part")
-    partial.write_text(documents.dumps(document), encoding="utf-8")
-    partial.replace(place)
+    try:
+        partial.write_text(documents.dumps(document), encoding="utf-8")
+        partial.replace(place)
+    finally:
+        partial.unlink(missing_ok=True)  # of a full disk
     return place
 
 

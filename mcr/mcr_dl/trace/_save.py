@@ -13,6 +13,7 @@ from typing import Any
 import torch.distributed as torch_dist
 
 from mcr_dl import _C
+from mcr_dl.base import variables
 from mcr_dl.passes import chain
 from mcr_dl.records import log, printer
 from mcr_dl.runtime import state
@@ -24,7 +25,8 @@ _AT_END = timedelta(seconds=10)  # for ranks that end without the others
 
 def folder() -> str | None:
     """The folder for traces at the end of the program, from ``MCR_DL_TRACE``; None: no traces."""
-    return os.environ.get(VARIABLE) or None
+    name = os.environ.get(VARIABLE)
+    return str(variables.path_of(name)) if name else None
 
 
 def with_log(specifications: list[Any]) -> list[Any]:

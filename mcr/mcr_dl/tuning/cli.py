@@ -27,6 +27,7 @@ from mcr_dl.libraries import registry
 from mcr_dl.measure import devices
 from mcr_dl.tables import codecs
 from mcr_dl.tables import table as tables
+from mcr_dl.tables.earlier import completed
 from mcr_dl.tables.host import host, software
 from mcr_dl.tables.table import Scale, Table, now
 from mcr_dl.tables.winners import steady
@@ -165,10 +166,13 @@ def _settings(given: argparse.Namespace) -> _Settings:
     launch = launcher.detect()
     ranks = (launch.size,) if launched() else given.n or (2,)
     if given.n not in (None, ranks):
-        message = f"argument -n: expected {ranks[0]}, as the launcher has started so many ranks, got {given.n}"
+        numbers = ",".join(map(str, given.n or ()))
+        message = f"argument -n: expected {ranks[0]}, as the launcher has started that many ranks, got {numbers}"
         raise InvalidArgumentError(message)
     if given.codecs and given.device != "cpu":
         raise InvalidArgumentError(f"argument --codecs: expected --device cpu, got {given.device}")
+    if given.output is not None and Path(given.output).exists() and not Path(given.output).is_file():
+        raise InvalidArgumentError(f"argument -o: expected a regular file, got {given.output!r}")
     largest = given.max_bytes or (16 << 20 if quick else 64 << 20)
     return _Settings(
         ranks=ranks,
@@ -241,7 +245,8 @@ def _table_with(path: Path, scale: Scale, progress: Progress, settings: dict[str
             kept = {name: value for name, value in old.settings.items() if name == "devices"}  # of scales on devices
             both = replace(running, backends={**old.software.backends, **running.backends})  # each run names its own
             joined = replace(old, created=fresh.created, software=both, settings={**kept, **settings})
-            return tables.merge(joined, scale)
+            earlier = next((each for each in old.scales if each.key == scale.key), None)
+            return tables.merge(joined, scale if earlier is None else completed(scale, earlier))
         _say(f"replacing {path}, which is of another machine or other versions")
     return tables.merge(fresh, scale)
 
@@ -378,13 +383,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def run() -> int:
         found = _parse(words)
-        return _measure(found) if isinstance(found, _Settings) else views.run(found)
+        if not isinstance(found, _Settings):
+            return views.run(found)
+        try:
+            return _measure(found)
+        except KeyboardInterrupt:
+            _say("interrupted; --resume goes on from here")
+            return arguments.INTERRUPTED
 
-    try:
-        return arguments.exit_code(_PROGRAM, run)
-    except KeyboardInterrupt:
-        _say("interrupted; --resume goes on from here")
-        return arguments.INTERRUPTED
+    return arguments.exit_code(_PROGRAM, run)
 
 
 if __name__ == "__main__":

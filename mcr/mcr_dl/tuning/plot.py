@@ -78,7 +78,10 @@ def _points(axes: Axes, scale: Scale, subject: Subject, colour: dict[str, str]) 
     """For an operation without data: the median of each candidate, with its min and p99."""
     for index, curve in enumerate(scale.curves_of(subject)):
         sample, shade = curve.samples[0], colour[curve.candidate]
-        reach = ([sample.median_us - sample.min_us], [sample.p99_us - sample.median_us])
+        reach = (
+            [max(0.0, sample.median_us - sample.min_us)],
+            [max(0.0, sample.p99_us - sample.median_us)],
+        )
         axes.errorbar(index, sample.median_us, reach, fmt="o", color=shade, markersize=4, capsize=3, linewidth=1.2)
         place = (index, sample.median_us)
         axes.annotate(time_text(sample.median_us), place, (6, 0), textcoords="offset points", va="center", fontsize=7)

@@ -13,11 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mcr_dl.base import documents
+from mcr_dl.base import documents, variables
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.watch._diagnosis import diagnose, ranks_text
 from mcr_dl.watch._report import FORMAT, VERSION, Report
 
+_ALARM = {"by": int, "kind": str, "group": str, "text": str, "seq": int, "message": bool}
 VARIABLE = "MCR_DL_DUMP_DIR"
 _NAME = re.compile(r"^alarm(\d+)\.rank(\d+)\.json$")
 _job = ""  # an identity of this process's job, equal on all its ranks
@@ -32,13 +33,14 @@ _FIELDS = {
     "groups": list,
     "threads": list,
     "pending": list,
+    "time": float,
 }
 
 
 def folder(environment: Mapping[str, str] = os.environ) -> Path | None:
     """The folder for dumps; None: no dumps."""
     name = environment.get(VARIABLE, "")
-    return Path(name) if name else None
+    return variables.path_of(name) if name else None
 
 
 def prepare_folder() -> None:
@@ -56,9 +58,10 @@ def prepare_folder() -> None:
 
 
 def set_job(identity: str) -> None:
-    """The identity of this process's job in later dumps."""
+    """The identity of this process's job in later dumps, whose folder is known from now on."""
     global _job
     _job = identity
+    folder()
 
 
 def write(number: int, report: Report, alarm: Mapping[str, Any]) -> None:
@@ -71,31 +74,50 @@ def write(number: int, report: Report, alarm: Mapping[str, Any]) -> None:
     file = place / f"alarm{number}.rank{report['rank']}.json"
     try:
         place.mkdir(parents=True, exist_ok=True)
-        file.write_text(documents.dumps({**report, "alarm": dict(alarm), "job": _job}), encoding="utf-8")
+        partial = file.with_suffix(".part")
+        try:
+            partial.write_text(documents.dumps({**report, "alarm": dict(alarm), "job": _job}), encoding="utf-8")
+            partial.replace(file)
+        finally:
+            partial.unlink(missing_ok=True)
     except OSError as error:
         print(f"mcr_dl: {file} could not be written: {error}", file=sys.stderr)
+
+
+def _check_fields(file: Path, where: str, value: Mapping[str, Any], fields: Mapping[str, type]) -> None:
+    for name, kind in fields.items():
+        found = value.get(name)
+        if not isinstance(found, kind) and not (kind is float and isinstance(found, int)):
+            raise InvalidArgumentError(f"{file}: {where}{name}: expected {kind.__name__}, got {found!r:.40}")
 
 
 def _checked(file: Path) -> Report:
     content = documents.read(file, str(file), limit=_LARGEST)
     if not isinstance(content, dict) or content.get("format") != FORMAT or content.get("version") != VERSION:
         raise InvalidArgumentError(f"{file}: expected a dump of version {VERSION}, got something else")
-    for name, kind in _FIELDS.items():
-        if not isinstance(content.get(name), kind):
-            raise InvalidArgumentError(f"{file}: {name}: expected {kind.__name__}, got {content.get(name)!r:.40}")
+    _check_fields(file, "", content, _FIELDS)
+    _check_fields(file, "alarm.", content["alarm"], _ALARM)
     return content
 
 
 def read(place: Path) -> dict[int, dict[int, Report]]:
-    """Read the dumps of the newest job in a folder: by alarm and rank; older ones are named on stderr.
+    """Read the dumps of the newest job in a folder: by alarm and rank; older and broken ones are named on stderr.
 
-    Raises InvalidArgumentError if there are none, or a broken one.
+    Raises InvalidArgumentError if there are none, or only broken ones.
     """
     reports: dict[tuple[int, int], Report] = {}
+    broken: list[InvalidArgumentError] = []
     for file in sorted(place.iterdir()) if place.is_dir() else []:
         match = _NAME.match(file.name)
         if match:
-            reports[int(match[1]), int(match[2])] = _checked(file)
+            try:
+                reports[int(match[1]), int(match[2])] = _checked(file)
+            except InvalidArgumentError as error:
+                broken.append(error)
+    if broken and not reports:
+        raise broken[0]
+    for each in broken:
+        print(f"{each}; the other dumps are used", file=sys.stderr)
     if not reports:
         raise InvalidArgumentError(f"{place}: expected a folder with dumps (alarm0.rank0.json, ...), found none")
     newest = max(reports.values(), key=lambda report: float(report["time"])).get("job", "")

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Joins a new measurement of a part of a scale with what an earlier one has measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mcr_dl.tables.model import Curve, Exclusion, Scale
+from mcr_dl.tables.winners import winners_of
+
+
+def completed(scale: Scale, earlier: Scale) -> Scale:
+    """The scale with those measurements of an earlier one, of the same key, that it has not repeated."""
+    before = {_key(each): _thorough(each) if earlier.quick else each for each in earlier.curves}
+    curves = {_key(each): _widened(each, before.get(_key(each))) for each in scale.curves}
+    failed = {_calls(each) for each in scale.excluded}
+    repeated = failed | {_calls(each) for each in scale.curves}
+    excluded = [each for each in earlier.excluded if _calls(each) not in repeated]
+    subjects = {each.subject for each in scale.curves}
+    joined = replace(
+        scale,
+        curves=(
+            *(each for key, each in before.items() if key not in curves and _calls(each) not in failed),
+            *curves.values(),
+        ),
+        excluded=(*excluded, *scale.excluded),
+        trials=(*(each for each in earlier.trials if each.subject not in subjects), *scale.trials),
+    )
+    return replace(joined, winners=winners_of(joined))
+
+
+def _key(curve: Curve) -> tuple[object, ...]:
+    return *curve.subject, curve.label
+
+
+def _calls(each: Curve | Exclusion) -> tuple[str, str, bool]:
+    return each.operation, each.label, each.async_op
+
+
+def _widened(curve: Curve, earlier: Curve | None) -> Curve:
+    """The curve with an earlier one's samples of smaller and larger sizes."""
+    if earlier is None:
+        return curve
+    first, last = curve.samples[0].bytes, curve.samples[-1].bytes
+    smaller = [each for each in earlier.samples if each.bytes < first]
+    larger = [each for each in earlier.samples if each.bytes > last]
+    return replace(curve, samples=(*smaller, *curve.samples, *larger))
+
+
+def _thorough(curve: Curve) -> Curve:
+    """A curve of a first start, where the least time counts, for a scale in which the median does."""
+    return replace(curve, samples=tuple(replace(each, median_us=each.min_us) for each in curve.samples))
