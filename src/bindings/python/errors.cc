@@ -93,7 +93,8 @@ PyObject* take_exception() {
 #endif
 }
 
-// Like BaseException.add_note(), which Python 3.10 lacks. An exception that accepts no note is left without one.
+// Like BaseException.add_note(), which Python 3.10 lacks, but an equal note is not repeated. An exception that accepts
+// no note is left without one.
 void add_note(PyObject* exception, const std::string& text) {
   Owner notes(PyObject_GetAttrString(exception, "__notes__"));
   if (notes == nullptr) {
@@ -102,7 +103,10 @@ void add_note(PyObject* exception, const std::string& text) {
     if (notes != nullptr) PyObject_SetAttrString(exception, "__notes__", notes.get());
   }
   const Owner note(str_of(text));
-  if (note != nullptr && notes != nullptr && PyList_Check(notes.get())) PyList_Append(notes.get(), note.get());
+  if (note != nullptr && notes != nullptr && PyList_Check(notes.get()) &&
+      PySequence_Contains(notes.get(), note.get()) == 0) {
+    PyList_Append(notes.get(), note.get());
+  }
   PyErr_Clear();
 }
 
