@@ -34,7 +34,8 @@ from auto_report import draw, markdown
 from mcr_dl import _C
 
 TUNED = "`mcr-tune --quick`, then `python bench/auto.py` (table `{table}`)"
-FIRST_START = "`python bench/auto.py --first-start`: `auto` measures in its own first three seconds, in each pass again"
+FIRST_START = "`python bench/auto.py --first-start`"
+AGAIN = " In each pass, `auto` measures again in its first three seconds."
 PEERS = ("auto", "mpi4py", "gloo")  # torch.distributed's gloo
 CERTAIN = 0.008  # the standard error of a median ratio
 Points = dict[str, dict[str, dict[str, float]]]  # operation -> bytes, as text -> candidate -> µs
@@ -152,6 +153,7 @@ def main() -> None:
         "passes": given.passes,
         "budget_seconds": given.budget,
         "way": FIRST_START if given.first_start else TUNED.format(table=Path(facts["table"]).name or "none"),
+        "remark": AGAIN if given.first_start else "",
         "libraries": facts["libraries"],
         "points": ratios(samples),
         "peers": compared(peers) if peers else {},

@@ -14,13 +14,13 @@ AIM = 0.97
 INTRODUCTION = """\
 # `auto` and the candidates it chooses from
 
-{way}; {date}: {machine}; {libraries}.
+{way} on {date}: {machine}; {libraries}.{remark}
 
 Two ranks on one host, float32, SUM; medians over {passes} passes of fresh ranks, in each of which all candidates and
 `auto` are measured in interleaved rounds ({budget_seconds} s a point). Points that vary from pass to pass were measured
-in up to {most} passes. Calls that `auto` did not measure at its start are made before, until it has tried its
-candidates. The ratio is the speed of `auto` over that of the candidate with the least median time, in the same pass:
-1 is as fast as naming the right one, and values above 1 are noise.
+in up to {most} passes. Calls that `auto` did not measure at its start are warmed up first, until it has tried all
+candidates. Times and ratios are medians over the passes. The ratio is the speed of `auto` over that of the candidate
+with the least median time, in the same pass: 1 is as fast as naming the right one, and values above 1 are noise.
 The aim is {aim} everywhere: {met} of {count} points reach it; the lowest is {lowest}.
 """
 
@@ -69,7 +69,8 @@ def _peer_table(document: dict[str, Any]) -> list[str]:
 def markdown(document: dict[str, Any]) -> str:
     """The whole report."""
     found = [row["ratio"] for _, _, row in _points(document)]
-    libraries = ", ".join(text.removeprefix("ok: ") for text in document["libraries"].values() if text.startswith("ok"))
+    usable = {name: text for name, text in document["libraries"].items() if text.startswith("ok")}
+    libraries = ", ".join(name if name == "shm" else text.removeprefix("ok: ") for name, text in usable.items())
     most = max(row["passes"] for _, _, row in _points(document))
     facts = {**document, "libraries": libraries, "aim": AIM, "count": len(found), "most": most}
     met, lowest = sum(ratio >= AIM for ratio in found), f"{min(found):.3f}"

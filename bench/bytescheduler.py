@@ -49,7 +49,7 @@ MODELS: dict[str, list[tuple[int, int]]] = {
     "embedding first": [(24, 1), *[(6, 2)] * 6, (24, 2)],
     "equal layers": [(4, 3)] * 12,
 }
-# Of an independent calculation for models of these kinds, whose layers are not known: program order, best, optimum.
+# Of an independent calculation for similar models, whose exact layers we do not know: program order, best, optimum.
 REFERENCE = {"VGG-like": (102.8, 89.3, 87.0), "embedding first": (108.8, 91.0, 86.0)}
 
 
@@ -139,9 +139,9 @@ def report(document: dict[str, Any]) -> str:
         "",
         "Ends of one iteration by simulation, in units of time: a unit of bytes takes one, each operation 0.1 more, "
         "and the latency is 1. The best partition and credit (units of bytes) differ from model to model, so they are "
-        "chosen by simulation. *Optimum*: unit partitions without overheads. *Reference*: program order, best and "
-        "optimum of an independent calculation for models of these kinds, whose layers are not known. The layers here "
-        "are in the JSON file.",
+        "chosen by simulation. *Optimum*: unit partitions without overheads. *Reference*: the same three values from "
+        "an independent calculation for similar models, whose exact layers we do not know. The layers here are in the "
+        "JSON file.",
         "",
     ]
     rows = []
@@ -177,8 +177,8 @@ def _exhaustive_text(found: dict[str, Any]) -> list[str]:
 
 LAB = """## Step times in the lab
 
-Emulated hosts with one rank each ([lab](../lab.md)); medians of turns of {turn} steps that alternate, each after a
-step that does not count; times are from the end of one step to the end of another, so that as much communication is in
+Emulated hosts with one rank each ([lab](../lab.md)); medians of turns of {turn} steps that alternate, each after a step
+that does not count; times are from the end of one step to the end of another, so that as much communication is in
 flight at both; speeds are over the faster DDP, by turns (quartiles). vgg16, resnet50 and transformer-base have the
 layers of VGG-16, ResNet-50 and the Transformer (base) with 1/{scale} of the parameters, and each layer waits for its
 share of the step's time: an accelerator that leaves the host's cores free, with 400 Mbit/s in the place of 25 Gbit/s.
@@ -187,10 +187,12 @@ order*: an operation for each gradient as soon as it is ready, from hooks that d
 DeAR's. *Whole gradients*: ByteScheduler with `partition=None, credit=None`. *Simulated plan*: `tuning="simulation"`.
 *ByteScheduler*: `tuning="shortlist"`, the default. *Bayesian search*: `tuning="bayesian"`, on 2 hosts with one NIC.
 *Simulated*: the plan's time by simulation. *Optimum*: the least simulated time of all plans that were compared; the
-target is 0.95 of it. The bound is the larger of the computation alone and one all_reduce of all gradients alone; of the
-computation, where some way is faster than that all_reduce, for which `auto` used one network. With several candidates,
-program order and DDP use `auto`, whose choice the first start's measurements and trials determine, and ByteScheduler
-the one that it has measured to be the fastest.
+target is 0.95 of it. The bound is the longer of the computation alone and one all_reduce of all gradients alone. Where
+a run is faster than that all_reduce (for which `auto` used only one network), the bound is the computation alone. With
+several candidates, program order and DDP use `auto`, whose choice the first start's measurements and trials determine,
+and ByteScheduler the one that it has measured to be the fastest. *Joined up to N B*: gradients that the forward pass
+needs one after the other are one operation, up to N bytes; *buckets of N B*: in program order, gradients are collected
+until they have N bytes.
 
 The slides of SOSP'19 report these gains in training speed, over 16 machines of eight V100 with 100 Gbit/s. Nothing here
 repeats those settings: parameter servers and GPUs are missing, and what hosts, networks and models are here is said

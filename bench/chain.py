@@ -28,8 +28,8 @@ class HandsOn:
         return call.proceed()
 
 
-# In one process, so that only the chains differ; "taken away" has had passes before.
-CHAINS = {"no pass": None, "taken away": [], "log": ["log"], "fuse": ["fuse"], "one in Python": ["hands_on"]}
+# In one process, so that only the chains differ; "passes removed" has had passes before.
+CHAINS = {"no pass": None, "passes removed": [], "log": ["log"], "fuse": ["fuse"], "one in Python": ["hands_on"]}
 
 
 def measure(calls: int = CALLS) -> dict[str, float]:

@@ -62,7 +62,8 @@ def markdown(report: dict[str, Any]) -> str:
             INTRODUCTION.format(**report),
             "## Codecs alone",
             "",
-            "4 MiB, one core. The relative error is that of the tensor as a vector.",
+            "4 MiB, one core. Relative error: ‖decoded - original‖ / ‖original‖; largest error: max |decoded -",
+            "original|, absolute; GB/s count the float32 bytes.",
             "",
             *table(
                 ["codec", "encode GB/s", "decode GB/s", "encoded / plain", "relative error", "largest error"], speeds
@@ -73,8 +74,8 @@ def markdown(report: dict[str, Any]) -> str:
             *table(["codec", *(f"{ranks} ranks, GB/s" for ranks in RANKS)], pays),
             f"## all_reduce, {report['ranks']} ranks on one host",
             "",
-            "Time over that without a codec, median of interleaved rounds. One host's memory is no link that a codec",
-            "could save time on: these figures show what it costs.",
+            "Time relative to the call without a codec; medians of interleaved rounds. Within one host a codec cannot",
+            "save time: these figures show only its cost.",
             "",
             *table(["size", "none, µs", *codecs], calls),
         ]

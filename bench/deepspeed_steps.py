@@ -159,18 +159,19 @@ def markdown(document: dict[str, Any]) -> str:
         for who in WHO[1:]
         if row[f"gloo / {who}"] < AIM
     ]
-    verdict = f"missed by {', '.join(missed)}" if missed else "reached everywhere"
+    verdict = f"missed by {'; '.join(missed)}" if missed else "reached everywhere"
     lines = [
         "# DeepSpeed's step time",
         "",
         f"`python bench/deepspeed_steps.py` on {document['date']}: {document['machine']}; DeepSpeed "
-        f"{document['deepspeed']}, torch {document['torch']}; `auto` by the table `{document['table']}`.",
+        f"{document['deepspeed']}, torch {document['torch']}; `auto` uses the tuning table `{document['table']}`.",
         "",
         f"Two ranks on one host, one thread each, batch {document['batch']}; small: 0.1 million float32 weights in six",
         "layers, large: 2.5 million. gloo is DeepSpeed's own object on torch.distributed. In each of "
         f"{document['rounds']} rounds every",
-        f"case is done by gloo, mpi and auto, {document['steps']} steps each, in random order, while the others' ranks",
-        "sleep. Medians of a step in milliseconds, and medians of the rounds' own ratios: above 1, mcr_dl is faster.",
+        f"case is done by gloo, mpi and auto, {document['steps']} steps each, in random order, while the ranks of the",
+        "other two sleep. Medians of a step in milliseconds, and medians of the rounds' own ratios: above 1, mcr_dl is",
+        "faster.",
         f"{document['disturbed']} of {document['rounds'] * len(cases)} points were taken while other programs had "
         f"{DISTURBED:.0%} of the machine or more.",
         "",

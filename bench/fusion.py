@@ -52,8 +52,8 @@ def markdown(found: dict[str, Any]) -> str:
         lines += [
             f"## {backend}",
             "",
-            f"Buffers of {size_text(limits.buffer_bytes)}, {limits.hold_microseconds} µs, calls up to "
-            f"{size_text(limits.largest_bytes)}.",
+            f"Buffers of {size_text(limits.buffer_bytes)}; a call is held for at most {limits.hold_microseconds} µs; "
+            f"calls above {size_text(limits.largest_bytes)} are not fused.",
             "",
         ]
         rows = [_row(f"{point['tensors']} x {size_text(point['nbytes'])}", point) for point in found[backend]["sweep"]]

@@ -90,17 +90,18 @@ def markdown(found: dict[str, Any]) -> str:
         f"{found['load']:.1f} before the run; torch {torch.__version__}.",
         "",
         "float32, through Python, all candidates of a job in turns. Times in µs, minima over rounds; sizes are those",
-        "of one rank's tensor; `memcpy` copies it. `mpich` is the best of MPICH's variants. The ratios divide the time",
-        "of the fastest other library by shm's (above 1: shm is faster): of MPICH and gloo, and of Open MPI in its own",
-        "job against shm there. `shared` is shm with inputs from `empty_shared()`. `by median` uses medians instead of",
+        "of one rank's tensor; `memcpy` is torch's `target.copy_(source)`, most of whose time is Python and torch for",
+        "small sizes. `mpich` is the best of MPICH's variants. The ratios divide the time of the fastest other",
+        "library by shm's (above 1: shm is faster): of MPICH and gloo, and of Open MPI in its own job against shm",
+        "there. `shared` is shm with inputs from `empty_shared()`. Columns with `medians` use medians instead of",
         "minima. `async / blocking` divides shm's asynchronous call with wait by its blocking call.",
         "",
         "![shm against the others](../images/shm.png)",
         "",
     ]
     header = ["size", "shm", "shared", "async + wait", "mpich", "open mpi", "gloo", "memcpy"]
-    header += ["mpich, gloo / shm", "by median", "mpich, gloo / shared", "open mpi / shm", "by median"]
-    header += ["async / blocking"]
+    header += ["mpich, gloo / shm", "mpich, gloo / shm, medians", "mpich, gloo / shared"]
+    header += ["open mpi / shm", "open mpi / shm, medians", "async / blocking"]
     for job in found["jobs"]:
         points = _points(job["mpich"])
         others = _points(job["openmpi"]) if job["openmpi"] is not None else {}

@@ -33,12 +33,11 @@ CODECS = ("bf16", "int8")
 INTRODUCTION = """\
 # Simulated and measured times
 
-`bench/simulated.py` on {date}: {machine}. Medians of {rounds} interleaved rounds, the slowest rank of each. The parts
-are native calls alone, in the non-blocking form in which schedules issue them, and copies, combinations and codecs on
-all ranks at once; the engine's schedules are walked by `simulate()` with these costs and nothing else: no constant is
-fitted. Resources are the host's cores (each library takes what it used of them alone) and each rank's thread, which
-runs one copy, combination or codec at a time. `least` compares the shortest rounds, which other programs on the machine
-disturb least.
+`bench/simulated.py` on {date}: {machine}. Medians of {rounds} interleaved rounds, the slowest rank of each. First the
+parts are timed: native calls, each alone, in the non-blocking form that schedules use; copies, combinations and codecs,
+on all ranks at once. Then `simulate()` walks the engine's schedules with these costs; no constant is fitted. Resources
+are the host's cores (each library takes what it used of them alone) and each rank's thread, which runs one copy,
+combination or codec at a time. `least` compares the shortest rounds, which other programs on the machine disturb least.
 """
 
 

@@ -43,15 +43,16 @@ times in its text: `a` takes 1.5 units on NVLink or 3 on PCIe, `b`, `c`, `d` tak
 
 {instances} random iterations of a recommendation model, each with {calls} calls in {options} forms on two channels
 ({plans} plans). The gap is how much longer an iteration takes than with brute force's best plan, by the list
-scheduler's cost, without levels, which brute force does not try. `one chain` is the mean over all chains. Targets: at
-most {best:.1%} and {mean:.1%} on average for the best of 10 chains.
+scheduler's cost, without levels (marks that let a call go first or last), which brute force does not try. `one chain`
+is the mean over all chains. Targets: at most {best:.1%} and {mean:.1%} on average for the best of 10 chains.
 
 {gaps}
 {levels}
 
 ## The speed of the search
 
-Graphs of the same kind, budget {seconds:g} s, 10 chains; {evaluated}
+Graphs of the same kind, budget {seconds:g} s, shared equally among 10 chains; *budget*: at least one chain used up its
+share; {evaluated}
 
 {speed}
 ## What a strict order costs

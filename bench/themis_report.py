@@ -26,11 +26,11 @@ FIFO, SCF = POLICIES[1:]
 INTRODUCTION = """\
 # Themis in the simulator
 
-`python bench/themis.py` on {today}. All times are simulated: Themis itself was only ever evaluated by simulation, and
-no machine here has such a network. The only measurement is the time to plan. What the model contains and what not:
-[Themis](../themis.md). Sizes and rates are decimal. "Authors" is the authors' own simulator (ASTRA-sim, branch
-ASTRA-sim-1.0) with its own scheduler and latencies near 0; "other" is an independent simulator of the same model.
-Utilization is that of the paper's section 3, all dimensions weighted by bandwidth.
+`python bench/themis.py` on {today}. All times here are simulated, as in the paper, and no machine here has such a
+network. [themis-runs.md](themis-runs.md) has real runs on emulated hosts. The only measurement is the time to plan.
+What the model contains and what not: [Themis](../themis.md). Sizes and rates are decimal. "Authors" is the authors' own
+simulator (ASTRA-sim, branch ASTRA-sim-1.0) with its own scheduler and latencies near 0; "other" is an independent
+simulator of the same model. Utilization is that of the paper's section 3, all dimensions weighted by bandwidth.
 
 ![Two schedules of four chunks](../images/themis-figure5.png)
 """
@@ -77,9 +77,10 @@ def _bandwidth_only(found: dict[str, Any]) -> list[str]:
         "## The paper's six topologies, bandwidth only",
         "",
         "An all_reduce in 64 chunks, one step in flight in each dimension, no latencies. The figures hardly depend on",
-        f"the size (only where steps end at once). Paper, mean over sizes: {paper} %, {PAPER_FIFO:g} x (FIFO),",
-        f"{PAPER.speedup:g} x (SCF), at most {PAPER_MOST:g} x; here at most {most:.2f} x. Bound: what the best mix of",
-        "orders gains, by a linear program.",
+        f"the size (only where steps end at the same time). Paper, mean over sizes: {paper} %, {PAPER_FIFO:g} x",
+        f"(FIFO), {PAPER.speedup:g} x (SCF), at most {PAPER_MOST:g} x; here at most {most:.2f} x. Bound: what the best",
+        "mix of orders gains, by a linear program. SW: switch, FC: fully connected, Ring: ring; one word for each",
+        "dimension, the innermost first; homo: equal rates, hetero: different rates (names of the paper).",
         "",
         *table(
             [
@@ -213,7 +214,7 @@ def _figure_10(found: list[dict[str, Any]]) -> list[str]:
         "![Utilization by number of chunks](../images/themis-chunks.png)",
         "",
         "Utilization in % of 100 MB, mean of 3D-SW_SW_SW_hetero and 4D-Ring_FC_Ring_SW: baseline / FIFO / SCF. The",
-        "paper gives FIFO / SCF for 4 and 512 chunks, and has headers of packets, which this model has not.",
+        "paper gives FIFO / SCF for 4 and 512 chunks, and includes packet headers, which this model does not.",
         "",
         *table(["chunks", "bandwidth only, 1 in flight", "latencies, 64 in flight", "paper"], rows),
     ]
@@ -270,9 +271,9 @@ def _machines(found: list[dict[str, Any]]) -> list[str]:
         "can gain.",
         "",
         *table(["machine", "spare", "bound x", "SCF, 64 chunks x", "auto x"], rows),
-        "On boxes with NVLink inside and one NIC per GPU outside there is nothing to gain: the NICs are the bottleneck",
-        "in every order, least of all in the hierarchical one. Near the balance, Themis with 64 chunks loses, and",
-        "`auto` takes the baseline or another number of chunks.",
+        "On boxes of eight GPUs with NVLink inside and one NIC per GPU outside there is nothing to gain: the NICs are",
+        "the bottleneck in every order, least of all in the hierarchical one. Near the balance, Themis with 64 chunks",
+        "loses, and `auto` takes the baseline or another number of chunks.",
         "",
     ]
 

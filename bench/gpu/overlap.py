@@ -143,7 +143,7 @@ def lanes(device: Device, backend: str) -> dict[str, Any]:
                 for work in works:
                     work.wait()
 
-            ways[f"{number} lanes, {nbytes >> 10} KiB"] = run
+            ways[f"{number} lane{'s' * (number != 1)}, {nbytes >> 10} KiB"] = run
     return {"us": {name: value * 1000 for name, value in in_turns(device, ways, 21).items()}}
 
 
@@ -217,7 +217,8 @@ def _line(notes: dict[str, Any]) -> str:
     parts = []
     if "overlap" in notes:
         found = notes["overlap"]
-        parts.append(f"hidden behind products {found['hidden']:.0%}, {found['gain_over_naive']:.2f}x over naive")
+        share, gain = found["hidden"], found["gain_over_naive"]
+        parts.append(f"communication and products: {share:.0%} of the shorter one overlaps, {gain:.2f}x over naive")
     if "listing3" in notes:
         parts.append(f"Listing 3: {notes['listing3']['gain']:.2f}x over naive")
     if "lanes" in notes:

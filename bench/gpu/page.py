@@ -68,6 +68,7 @@ def page(stages: dict[str, dict[str, Any]]) -> str:
         if name.startswith("overhead") and stage["result"].get("rows"):
             ranks = name.rpartition("-")[2]
             lines += ["", f"## Calls with {ranks} rank{'s that share the GPU' if ranks != '1' else ''}, µs", ""]
+            lines += ["NCCL does nothing for an in-place all_reduce of one rank.", ""] if ranks == "1" else []
             lines += _calls(stage["result"]["rows"])[:-1]
     return "\n".join(lines) + "\n"
 

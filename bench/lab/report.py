@@ -27,7 +27,7 @@ Plain TCP from the first host to the last, and all_reduces of 8 MiB of float32; 
 eth0 + eth1, with all headers. *At once*: both libraries are started with 8 MiB each, then both waited for; in brackets
 the time as a share of one after the other (0.67 is what NICs of 400 and 200 Mbit/s allow, 1 would be no overlap).
 *Cut*: one message of 8 MiB, two thirds of it on gloo and a third on MPI; in brackets how much faster than gloo alone
-(at most 1.5).
+(at most 1.5). Both bounds hold if each library sends the same bytes alone and together, and both send equally many.
 """
 
 RAILS = """\
@@ -44,23 +44,24 @@ NIC; two libraries, each on a NIC of its own, reach the sum of the NICs.
 OPERATIONS = """\
 ## Every operation
 
-The cases of `mcr_dl.testing.cases`, each result compared with plain torch on every rank. Chosen by a fixed
-rule: of every function, backend and element type the same number of cases, spread over its table, and large messages
-of three types for every function. The number of cases run is compared between the ranks.
+The cases of the test suite (`mcr/mcr_dl/testing/cases.py`), each result compared with plain torch on every rank. A
+fixed rule selects them: the same number of cases for every function, backend and element type, spread over the table,
+and large messages of three types for every function. The number of cases run is compared between the ranks.
 """
 
 CHOICES = """\
 ## What `mcr-tune` chose
 
-`mcr-tune --quick` with float32, 4 bytes to 1 MiB, on each cluster, and for two ranks within a host (1x2); the cheapest
-from 0 bytes, then from the size given. `auto` chooses from this table in all that follows.
+`mcr-tune --quick` with float32, 4 bytes to 1 MiB, on each cluster, and for two ranks within a host (1x2). The cheapest
+candidate from 0 bytes on; `93: mpi` means mpi from 93 bytes on (K: 1024 bytes); the number in `stripe(gloo,mpi,67)` is
+gloo's share in %, and without one the share is computed. `auto` chooses from this table in all that follows.
 """
 
 DEMO = """\
 ## The demo
 
-`python -m mcr_dl.examples.moe --steps 20 --batch 12`: tokens per second in each mode. The final losses
-are equal, as the program demands.
+`python -m mcr_dl.examples.moe --steps 20 --batch 12`: tokens per second in each mode. The program checks that the final
+losses are equal (to 1e-5).
 """
 
 INTRODUCTION = """\
@@ -272,7 +273,7 @@ def demo(measured: Measured, work: Path, images: Path, link: str) -> list[str]:
         losses = [mode["loss_end"] for mode in found["modes"]]
         rates = [f"{mode['tokens_per_second']:,.0f}" for mode in found["modes"]]
         rows.append([shape, *rates, f"{max(losses) - min(losses):.0e}", f"{losses[0]:.4f}"])
-    header = ["hosts x ranks", *modes, "losses apart", "loss"]
+    header = ["hosts x ranks", *modes, "loss difference", "loss"]
     return [*lines, *(table(header, rows) if rows else ["Not run.", ""])]
 
 

@@ -18,8 +18,19 @@ of 400 and 200 Mbit/s carry at most 1.5 times what the first one does, and compu
 """
 
 GAINS_READ = """\
-*The NICs allow*: over gloo, if the communication of a step were 1.5 times as fast and its computing as it is. The aims
-are the paper's. *Met*: against one library with its own NIC, and with every NIC.
+*The NICs allow*: the gain over gloo if all communication of a step were 1.5 times as fast and none of it overlapped
+with computing. It is an estimate, not a bound: a mix that overlaps more can gain more. The aims are the paper's. *Met*:
+against one library with its own NIC, and with every NIC.
+"""
+
+WHERE = """\
+Where a step's time goes (means over the ranks, medians over the steps; MiB: rank 0; *computing alone*: steps without
+communication):
+"""
+
+FRAMEWORKS = """\
+Throughput of mcr_dl, torch.distributed and mpi4py in each workload on {hosts} hosts; the figures are in the tables
+above.
 """
 
 RAIL_WAYS = ("gloo", "gloo, 4 calls at once", "mpi", "mpi, 4 calls at once")
@@ -109,7 +120,9 @@ def scaling(documents: Mapping[str, Any], rows: Sequence[str], cores: int) -> li
         return ["One rank alone was not measured, so that there is no scaling efficiency.", ""]
     found = [figures.efficiencies(documents[shape], documents["1x1"], cores) for shape in clusters]
     cells = [[row, *(f"{each[row]:.0%}" if row in each else "" for each in found)] for row in rows]
-    return table([f"of one rank alone on a core, times the cores at work (at most {cores})", *clusters], cells)
+    return table(
+        [f"throughput as a share of (one rank alone on a core x cores in use, at most {cores})", *clusters], cells
+    )
 
 
 def _sizes(documents: Mapping[str, Any]) -> list[str]:
@@ -153,13 +166,13 @@ def where(documents: Mapping[str, Any]) -> list[str]:
     header = [
         "ms",
         "step",
-        "step without communication",
-        "blocked in it",
-        "the rest",
-        "hidden behind it",
+        "computing alone",
+        "blocked in communication",
+        "rest of the step",
+        "communication hidden behind the rest",
         "MiB in calls",
     ]
-    return ["Where a step's time goes:", "", *table(header, cells)]
+    return [WHERE, *table(header, cells)]
 
 
 def frameworks(found: Mapping[str, Any], images: Path, link: str) -> list[str]:
@@ -171,4 +184,5 @@ def frameworks(found: Mapping[str, Any], images: Path, link: str) -> list[str]:
     if not there:
         return []
     charts.frameworks(there, shape, images / "lab-frameworks.png")
-    return [f"### Figure 11: frameworks, {shape}", "", f"![Frameworks]({link}/lab-frameworks.png)", ""]
+    lines = [f"### Figure 11: frameworks, {shape}", "", FRAMEWORKS.format(hosts=shape.partition("x")[0])]
+    return [*lines, f"![Frameworks]({link}/lab-frameworks.png)", ""]

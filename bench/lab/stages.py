@@ -120,7 +120,8 @@ def check_table(found: Found, shape: Shape) -> list[str]:
 
 
 def _say_table(found: Found) -> str:
-    return f"{len(found['scales'])} scales, {len(found['scales'][-1]['winners'])} operations and types"
+    scales = found["scales"]
+    return f"{len(scales)} scale{'s' * (len(scales) != 1)}, {len(scales[-1]['winners'])} operations and types"
 
 
 def _say_demo(found: Found) -> str:
@@ -129,7 +130,8 @@ def _say_demo(found: Found) -> str:
 
 
 def _say_figure(found: Found) -> str:
-    return f"{len(found['rows'])} rows"
+    number = len(found["rows"])
+    return f"{number} row{'s' * (number != 1)}"
 
 
 def _rank(module: str, *arguments: str) -> list[str]:

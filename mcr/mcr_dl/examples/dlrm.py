@@ -189,8 +189,8 @@ class Workload(program.Workload):
             for part in ((shape.dense, *shape.below), (shape.width + shape.pairs, *shape.above))
         ]
         return records.Setting(
-            title=f"Recommendation model (DLRM), {ranks} ranks, {shape.tables} tables of {shape.rows:,} rows, "
-            f"{self.samples:,} samples a step",
+            title=f"Recommendation model (DLRM), {ranks} rank{'s' * (ranks != 1)}, {shape.tables} tables of "
+            f"{shape.rows:,} rows, {self.samples:,} samples a step",
             ranks=ranks,
             threads=torch.get_num_threads(),
             unit="samples",

@@ -151,7 +151,7 @@ class Workload(program.Workload):
             f"{len(flat)} all_reduce of {details['reduce_bytes'] / 1e6:.2f} MB together ({details['reduce_dtype']})",
         ]
         return records.Setting(
-            title=f"Mixture-of-experts language model, {ranks} ranks, {self.shape.experts} experts, "
+            title=f"Mixture-of-experts language model, {ranks} rank{'s' * (ranks != 1)}, {self.shape.experts} experts, "
             f"{tokens:,} bytes of text a step",
             ranks=ranks,
             threads=torch.get_num_threads(),
