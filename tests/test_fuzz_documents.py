@@ -454,7 +454,7 @@ def test_half_a_character(tmp_path: Path, reader: str) -> None:
     """JSON can name lone surrogates, which cannot be printed: rejected."""
     path = tmp_path / "half.json"
     path.write_text('{"x": "\\ud800"}')
-    with pytest.raises(InvalidArgumentError, match=r"expected characters of Unicode, got \\ud800 alone"):
+    with pytest.raises(InvalidArgumentError, match=r"expected valid Unicode, got the lone surrogate \\ud800"):
         dict(_readers(path))[reader]()
 
 

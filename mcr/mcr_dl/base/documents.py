@@ -13,6 +13,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from mcr_dl.base import schemas
 from mcr_dl.base.errors import InvalidArgumentError
 
 MIB = 1 << 20
@@ -64,10 +65,11 @@ def parse(text: str | bytes, what: str, *, limit: int = MIB, again: str = "") ->
         if "\\u" in text:
             json.dumps(document, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        message = f"{what}: expected characters of Unicode, got \\u{ord(error.object[error.start]):04x} alone{advice}"
+        code = f"\\u{ord(error.object[error.start]):04x}"
+        message = f"{what}: expected valid Unicode, got the lone surrogate {code}{advice}"
         raise InvalidArgumentError(message) from error
     except UnicodeDecodeError as error:
-        message = f"{what}: expected JSON in UTF-8, got another byte at {error.start}{advice}"
+        message = f"{what}: expected JSON in UTF-8, got an invalid byte at offset {error.start}{advice}"
         raise InvalidArgumentError(message) from error
     except json.JSONDecodeError as error:
         got = f"{error.msg.lower()} in column {error.colno}"
@@ -177,7 +179,8 @@ def check(document: Any, schema: dict[str, Any], what: str) -> dict[str, Any]:
 
     fault = best_match(Draft202012Validator(schema).iter_errors(document))
     if fault is not None:
-        message = fault.message if len(fault.message) <= _LONGEST else f"{fault.message[: _LONGEST - 3]}..."
-        raise InvalidArgumentError(f"{what}: {fault.json_path}: {message}")
+        message = schemas.explain(fault)
+        message = message if len(message) <= _LONGEST else f"{message[: _LONGEST - 3]}..."
+        raise InvalidArgumentError(f"{what}: {message}")
     found: dict[str, Any] = document
     return found

@@ -3,27 +3,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mcr_dl import _C
-from mcr_dl.base import documents
+from mcr_dl.base import documents, schemas
 from mcr_dl.base.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from jsonschema import Draft202012Validator, ValidationError
-
-_TYPES = {
-    "array": "a list",
-    "boolean": "true or false",
-    "integer": "an integer",
-    "number": "a number",
-    "object": "an object",
-    "string": "a text",
-}
+    from jsonschema import Draft202012Validator
 
 
 @cache
@@ -46,33 +36,6 @@ def _validator() -> Draft202012Validator:
     return Draft202012Validator(schema())
 
 
-def path_text(path: Iterable[str | int]) -> str:
-    """``scales[0].curves[2].dtype`` for the keys and indices that lead to a value."""
-    text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
-    return text.removeprefix(".") or "the document"
-
-
-def _expectation(rule: str, value: Any, instance: Any) -> tuple[str, str]:
-    """The expectation of a schema rule, and the value found."""
-    found = json.dumps(instance)
-    found = found if len(found) <= 60 else f"{found[:57]}..."
-    if rule == "type":
-        return " or ".join(_TYPES[name] for name in ([value] if isinstance(value, str) else value)), found
-    if rule == "required":
-        return f"the key {next(key for key in value if key not in instance)!r}", "none"
-    if rule == "minItems":
-        return f"at least {value} entry", "an empty list"
-    texts = {
-        "const": f"{value!r}",
-        "enum": f"one of {value}",
-        "pattern": f"a text like {value}",
-        "minimum": f"a number of at least {value}",
-        "maximum": f"a number of at most {value}",
-        "exclusiveMinimum": f"a number above {value}",
-    }
-    return texts.get(rule, f"{rule} {value}"), found
-
-
 def _meaning(path: Sequence[str | int]) -> str:
     """The nearest description on the path through the schema to a rule."""
     node: Any = schema()
@@ -86,18 +49,6 @@ def _meaning(path: Sequence[str | int]) -> str:
     return text
 
 
-def _explain(error: ValidationError) -> str:
-    where = path_text(error.absolute_path)
-    if error.validator == "additionalProperties":
-        part: Any = error.schema
-        found: Any = error.instance
-        known = list(part["properties"])
-        unknown = [key for key in found if key not in known]
-        return f"{where}: expected only the keys {', '.join(known)}, got {', '.join(map(repr, unknown))}"
-    expected, got = _expectation(str(error.validator), error.validator_value, error.instance)
-    return f"{where}: expected {expected} ({_meaning(error.absolute_schema_path)}), got {got}"
-
-
 def violation(document: Any) -> str | None:
     """The first violation of the schema, as ``path: expected ..., got ...``; None if there is none.
 
@@ -108,7 +59,7 @@ def violation(document: Any) -> str | None:
     except ModuleNotFoundError as error:
         raise InvalidArgumentError("tuning tables are checked with jsonschema: pip install jsonschema") from error
     fault = best_match(_validator().iter_errors(document))
-    return None if fault is None else _explain(fault)
+    return None if fault is None else schemas.explain(fault, _meaning(fault.absolute_schema_path))
 
 
 def _not_ascending(numbers: list[int], where: str, key: str) -> str | None:
