@@ -69,7 +69,7 @@ REFUSED = [
     ("mcr-tune", "shwo", "invalid choice: shwo (choose from show, plot, diff, simulate); did you mean show?"),
     ("mcr-tune", "export --format openmpi", "invalid choice: export (choose from show, plot, diff, simulate)"),
     ("mcr-tune", "--qiuck", "unrecognized arguments: --qiuck"),
-    ("mcr-tune", "--quick show", "expected show first, or options of a measurement alone, got --quick"),
+    ("mcr-tune", "--quick show", "expected the command first (mcr-tune show ...), got --quick"),
     ("mcr-tune", "show nofile.json", "there is no such file, and mcr-tune show --table FILE shows one"),
     ("mcr-tune", f"show {__file__}", f"got a file: mcr-tune show --table {__file__}"),
     ("mcr-trace", "sumary traces", "invalid choice: sumary (choose from merge, summary"),

@@ -20,10 +20,10 @@ __all__ = ["broadcast", "all_reduce", "reduce", "all_gather", "reduce_scatter", 
 class Work:
     """The handle of an asynchronous operation (torch.distributed.Work)."""
 
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Waits until the operation is complete and returns True; of an operation on a device's streams, the current stream waits, and not the host, so that `timeout` does not matter. Raises the operation's error, or CollectiveTimeoutError after `timeout` (a timedelta; the group's by default) with the operation still running. Waiting again is allowed."""
+    def wait(self, timeout: timedelta | float | None = None) -> bool:
+        """Waits until the operation is complete and returns True. For an operation on a device's streams, the current stream waits instead of the host, and `timeout` has no effect. Raises the operation's error, or CollectiveTimeoutError after `timeout` (a timedelta or seconds; the group's by default); the operation then goes on, and wait() may be called again."""
     def is_completed(self) -> bool:
-        """True once the operation is complete, be it with an error."""
+        """True once the operation has ended, also with an error."""
     def is_success(self) -> bool:
         """True once the operation is complete without an error."""
     def exception(self) -> BaseException | None:
@@ -100,7 +100,7 @@ class PassedCall:
         """The element type."""
     @property
     def reduction(self) -> str | None:
-        """Its name, such as SUM; None if it has none."""
+        """The reduction's name, such as SUM; None if it has none."""
     @property
     def root(self) -> int | None:
         """Root or peer as a rank of the group, or None."""
@@ -118,7 +118,7 @@ class PassedCall:
         """The data to send, in one dimension, on the call's memory; None if there is none, or if the output is sent (all_reduce, reduce, broadcast, send)."""
     @property
     def output(self) -> torch.Tensor | None:
-        """The memory of the result, likewise."""
+        """The memory of the result, in one dimension; None if there is none."""
     @property
     def input_counts(self) -> list[int]:
         """Elements per rank; empty if even."""
@@ -146,7 +146,7 @@ class Options:
         """Names of the group's backends, in order of preference; empty: those of the default group."""
     @property
     def uniform(self) -> bool | None:
-        """False: a call may be blocking on some ranks and asynchronous on others; None: as MCR_DL_UNIFORM says, or as the parent group does."""
+        """True: all ranks use the same form; False: a call may be blocking on some ranks and asynchronous on others; None: as MCR_DL_UNIFORM says, or as the parent group does."""
 
 class TorchBackend:
     def __init__(self, group: Group, backends: list[str]) -> None: ...
@@ -376,12 +376,12 @@ def broadcast(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | G
     """Copies the root's tensor to every rank of the group.
 
     Args:
-        tensor: dense tensor of any shape, read and written in place; its memory counts, so ranks use
-            the same strides.
+        tensor: dense tensor of any shape, read and written in place; elements are sent in memory order,
+            so all ranks must use the same strides.
         src: global rank of the root. The keyword may also be root.
         group: group to work in; None: the default group.
         async_op: True: return a Work at once. All ranks give the same value.
-        group_src: the same rank as its index in the group; give one of the two.
+        group_src: the same rank, given by its index in the group; give one of the two.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
         codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
@@ -430,8 +430,8 @@ def all_reduce(tensor: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group
     """Reduces the tensors of all ranks element by element; every rank gets the result in place.
 
     Args:
-        tensor: dense tensor of any shape, read and written in place; its memory counts, so ranks use
-            the same strides.
+        tensor: dense tensor of any shape, read and written in place; elements are sent in memory order,
+            so all ranks must use the same strides.
         op: torch.distributed.ReduceOp: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, or PREMUL_SUM with
             its factor. AVG of integers rounds towards zero. MIN and MAX yield NaN where one rank has a
             NaN, except on nccl.
@@ -477,15 +477,15 @@ def reduce(tensor: ArrayLike, dst: int | None = None, op: ReduceOp | ReduceOp.Re
     """Reduces the tensors of all ranks into the root's tensor; the other ranks' tensors are unchanged.
 
     Args:
-        tensor: dense tensor of any shape, read and written in place; its memory counts, so ranks use
-            the same strides.
+        tensor: dense tensor of any shape, read and written in place; elements are sent in memory order,
+            so all ranks must use the same strides.
         dst: global rank of the root. The keyword may also be root.
         op: torch.distributed.ReduceOp: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, or PREMUL_SUM with
             its factor. AVG of integers rounds towards zero. MIN and MAX yield NaN where one rank has a
             NaN, except on nccl.
         group: group to work in; None: the default group.
         async_op: True: return a Work at once. All ranks give the same value.
-        group_dst: the same rank as its index in the group; give one of the two.
+        group_dst: the same rank, given by its index in the group; give one of the two.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
         codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
@@ -679,7 +679,7 @@ def gather(tensor: ArrayLike, gather_list: Sequence[ArrayLike] | ArrayLike | Non
         dst: global rank of the root. The keyword may also be root.
         group: group to work in; None: the default group.
         async_op: True: return a Work at once. All ranks give the same value.
-        group_dst: the same rank as its index in the group; give one of the two.
+        group_dst: the same rank, given by its index in the group; give one of the two.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
         codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
@@ -734,7 +734,7 @@ def scatter(tensor: ArrayLike, scatter_list: Sequence[ArrayLike] | ArrayLike | N
         src: global rank of the root. The keyword may also be root.
         group: group to work in; None: the default group.
         async_op: True: return a Work at once. All ranks give the same value.
-        group_src: the same rank as its index in the group; give one of the two.
+        group_src: the same rank, given by its index in the group; give one of the two.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
         codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
@@ -819,12 +819,12 @@ def send(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | Group 
     """Sends a tensor to one rank; returns when the tensor may be changed.
 
     Args:
-        tensor: dense tensor of any shape, read and written in place; its memory counts, so ranks use
-            the same strides.
+        tensor: dense tensor of any shape that is sent; elements are sent in memory order, so all ranks
+            must use the same strides.
         dst: global rank of the peer.
         group: group to work in; None: the default group.
         tag: number, 0 or more, that matches a send with its receive.
-        group_dst: the same rank as its index in the group; give one of the two.
+        group_dst: the same rank, given by its index in the group; give one of the two.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
         codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
@@ -835,7 +835,7 @@ def send(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | Group 
         key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
             in memory until the process ends, so use a limited number of them.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
-        async_op: True: return a Work at once. All ranks give the same value.
+        async_op: True: return a Work at once.
 
     Returns: None, or a Work if async_op is set.
 
@@ -864,12 +864,12 @@ def recv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group 
     """Receives a tensor from one rank, or from any (src=None); returns the sender's global rank.
 
     Args:
-        tensor: dense tensor of any shape, read and written in place; its memory counts, so ranks use
-            the same strides.
-        src: global rank of the peer.
+        tensor: dense tensor of any shape that receives the message; elements are sent in memory order,
+            so all ranks must use the same strides.
+        src: global rank of the peer; None: any rank.
         group: group to work in; None: the default group.
         tag: number, 0 or more, that matches a send with its receive.
-        group_src: the same rank as its index in the group; give one of the two.
+        group_src: the same rank, given by its index in the group; give one of the two.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
         codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
@@ -880,7 +880,7 @@ def recv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group 
         key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
             in memory until the process ends, so use a limited number of them.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
-        async_op: True: return a Work at once. All ranks give the same value.
+        async_op: True: return a Work at once.
 
     Returns: The sender's global rank, or a Work if async_op is set.
 
@@ -906,11 +906,11 @@ def recv(backend: str, /, *args: Any, async_op: Literal[True], **kwargs: Any) ->
 def recv(backend: str, /, *args: Any, **kwargs: Any) -> Work | int: ...
 @overload
 def bcast(tensor: ArrayLike, root: int | None = None, group: ProcessGroup | Group | None = None, async_op: Literal[False] = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> None:
-    """MPI's name of broadcast.
+    """MPI's name for broadcast.
 
     Args:
-        tensor: dense tensor of any shape, read and written in place; its memory counts, so ranks use
-            the same strides.
+        tensor: dense tensor of any shape, read and written in place; elements are sent in memory order,
+            so all ranks must use the same strides.
         root: global rank of the root. The keyword may also be src.
         group: group to work in; None: the default group.
         async_op: True: return a Work at once. All ranks give the same value.
@@ -937,7 +937,7 @@ def bcast(tensor: ArrayLike, root: int | None = None, group: ProcessGroup | Grou
             group's.
         DesyncError: the ranks have made different calls (only with MCR_DL_DEBUG=detail).
 
-    Source: MPI's broadcast in this form; MCR-DL paper (IPDPS 2023), Listing 1.
+    Source: MPI_Bcast; MCR-DL paper (IPDPS 2023), Listing 1.
     """
 @overload
 def bcast(tensor: ArrayLike, root: int | None = None, group: ProcessGroup | Group | None = None, *, async_op: Literal[True], backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
@@ -1003,7 +1003,7 @@ def all_gather_into_tensor(backend: str, /, *args: Any, async_op: Literal[True],
 def all_gather_into_tensor(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
 def all_gather_single(output_tensor: ArrayLike, input_tensor: ArrayLike, group: ProcessGroup | Group | None = None, async_op: Literal[False] = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> None:
-    """torch 2.13's name of all_gather_into_tensor.
+    """torch 2.13's name for all_gather_into_tensor.
 
     Args:
         output_tensor: dense tensor that receives the result; same dtype and device as the input.
@@ -1094,7 +1094,7 @@ def reduce_scatter_tensor(backend: str, /, *args: Any, async_op: Literal[True], 
 def reduce_scatter_tensor(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
 def reduce_scatter_single(output: ArrayLike, input: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: Literal[False] = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> None:
-    """torch 2.13's name of reduce_scatter_tensor.
+    """torch 2.13's name for reduce_scatter_tensor.
 
     Args:
         output: dense tensor that receives the result; same dtype and device as the input.
@@ -1222,7 +1222,7 @@ def gatherv(output: ArrayLike | None, input: ArrayLike, root: int, rcounts: Sequ
             group's.
         DesyncError: the ranks have made different calls (only with MCR_DL_DEBUG=detail).
 
-    Source: MPI's gather in this form; MCR-DL paper (IPDPS 2023), Listing 1.
+    Source: MPI_Gatherv; MCR-DL paper (IPDPS 2023), Listing 1.
     """
 @overload
 def gatherv(output: ArrayLike | None, input: ArrayLike, root: int, rcounts: Sequence[int] | None, displs: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, *, async_op: Literal[True], size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
@@ -1279,7 +1279,7 @@ def scatterv(output: ArrayLike, input: ArrayLike | None, root: int, scounts: Seq
             group's.
         DesyncError: the ranks have made different calls (only with MCR_DL_DEBUG=detail).
 
-    Source: MPI's scatter in this form; MCR-DL paper (IPDPS 2023), Listing 1.
+    Source: MPI_Scatterv; MCR-DL paper (IPDPS 2023), Listing 1.
     """
 @overload
 def scatterv(output: ArrayLike, input: ArrayLike | None, root: int, scounts: Sequence[int] | None, displs: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, *, async_op: Literal[True], size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
@@ -1335,7 +1335,7 @@ def all_gatherv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], dis
             group's.
         DesyncError: the ranks have made different calls (only with MCR_DL_DEBUG=detail).
 
-    Source: MPI's all_gather in this form; MCR-DL paper (IPDPS 2023), Listing 1.
+    Source: MPI_Allgatherv; MCR-DL paper (IPDPS 2023), Listing 1.
     """
 @overload
 def all_gatherv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], displs: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, *, async_op: Literal[True], size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
@@ -1385,7 +1385,7 @@ def all_to_allv(output: ArrayLike, input: ArrayLike, scounts: Sequence[int], rco
             group's.
         DesyncError: the ranks have made different calls (only with MCR_DL_DEBUG=detail).
 
-    Source: MPI's all_to_all in this form; MCR-DL paper (IPDPS 2023), Listing 1.
+    Source: MPI_Alltoallv; MCR-DL paper (IPDPS 2023), Listing 1.
     """
 @overload
 def all_to_allv(output: ArrayLike, input: ArrayLike, scounts: Sequence[int], rcounts: Sequence[int], sdispls: Sequence[int] | None = None, rdispls: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, *, async_op: Literal[True], size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
@@ -1435,7 +1435,7 @@ def reduce_scatterv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int],
             group's.
         DesyncError: the ranks have made different calls (only with MCR_DL_DEBUG=detail).
 
-    Source: MPI's reduce_scatter in this form; MCR-DL paper (IPDPS 2023), Listing 1.
+    Source: MPI_Reduce_scatter; MCR-DL paper (IPDPS 2023), Listing 1.
     """
 @overload
 def reduce_scatterv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, *, async_op: Literal[True], size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
@@ -1452,12 +1452,12 @@ def isend(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | Group
     """Starts sending a tensor to one rank and returns a Work.
 
     Args:
-        tensor: dense tensor of any shape, read and written in place; its memory counts, so ranks use
-            the same strides.
+        tensor: dense tensor of any shape that is sent; elements are sent in memory order, so all ranks
+            must use the same strides.
         dst: global rank of the peer.
         group: group to work in; None: the default group.
         tag: number, 0 or more, that matches a send with its receive.
-        group_dst: the same rank as its index in the group; give one of the two.
+        group_dst: the same rank, given by its index in the group; give one of the two.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
         codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
@@ -1490,12 +1490,12 @@ def irecv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group
     """Starts receiving a tensor from one rank, or from any (src=None), and returns a Work.
 
     Args:
-        tensor: dense tensor of any shape, read and written in place; its memory counts, so ranks use
-            the same strides.
-        src: global rank of the peer.
+        tensor: dense tensor of any shape that receives the message; elements are sent in memory order,
+            so all ranks must use the same strides.
+        src: global rank of the peer; None: any rank.
         group: group to work in; None: the default group.
         tag: number, 0 or more, that matches a send with its receive.
-        group_src: the same rank as its index in the group; give one of the two.
+        group_src: the same rank, given by its index in the group; give one of the two.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
         codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.

@@ -154,7 +154,7 @@ _FUNCTIONS = (
 # module.cc binds the classes by hand; test_api.py compares their members with these.
 _CLASSES: dict[str, tuple[str, ...]] = {
     "Work": (
-        "def wait(self, timeout: timedelta | None = None) -> bool:",
+        "def wait(self, timeout: timedelta | float | None = None) -> bool:",
         "def is_completed(self) -> bool:",
         "def is_success(self) -> bool:",
         "def exception(self) -> BaseException | None:",

@@ -118,17 +118,17 @@ struct Spelling {
 };
 
 inline constexpr std::array kSpellings = {
-    Spelling{"bcast", Op::broadcast, "tensor, root=None, group=None, async_op=False", "MPI's name of broadcast."},
+    Spelling{"bcast", Op::broadcast, "tensor, root=None, group=None, async_op=False", "MPI's name for broadcast."},
     Spelling{"all_gather_into_tensor", Op::all_gather,
              "output_tensor:output, input_tensor:input, group=None, async_op=False",
              "Gathers every rank's tensor, concatenated in rank order, into one tensor on every rank."},
     Spelling{"all_gather_single", Op::all_gather,
              "output_tensor:output, input_tensor:input, group=None, async_op=False",
-             "torch 2.13's name of all_gather_into_tensor."},
+             "torch 2.13's name for all_gather_into_tensor."},
     Spelling{"reduce_scatter_tensor", Op::reduce_scatter, "output, input, op=SUM, group=None, async_op=False",
              "Reduces one tensor of equal blocks over all ranks and leaves block i on rank i."},
     Spelling{"reduce_scatter_single", Op::reduce_scatter, "output, input, op=SUM, group=None, async_op=False",
-             "torch 2.13's name of reduce_scatter_tensor."},
+             "torch 2.13's name for reduce_scatter_tensor."},
     Spelling{
         "all_to_all_single", Op::all_to_all,
         "output, input, output_split_sizes=None, input_split_sizes=None, group=None, async_op=False",

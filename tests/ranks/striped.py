@@ -169,7 +169,7 @@ def spellings(settings: Sequence[str | Sequence[str]]) -> None:
         expect(
             InvalidArgumentError,
             lambda: mcr_dl.all_reduce(torch.ones(3), backend="mpi|bf16", codec="int8"),
-            "codec: expected none",
+            "codec: expected no codec",
         )
         mcr_dl.finalize(["gloo+mpi"])
         assert mcr_dl.get_backends() == ["mpi", "gloo"]

@@ -153,7 +153,7 @@ def _train(program: str, steps: int, interrupt: bool = False) -> Callable[[], Re
 def _trained(
     program: str, steps: int, planning: Planning, check: Callable[[Any], None], again: bool = False
 ) -> Results:
-    """The weights. `again`: after an exception in the middle of an iteration, the program starts from the begin."""
+    """The weights. `again`: after an exception in the middle of an iteration, the program starts from the beginning."""
     with planning() as planned:
         if again:
             with pytest.raises(Interruption):
@@ -404,7 +404,7 @@ def twice() -> None:
     session.stop()
     with _variables(MCR_DL_SCHEDULE="syndicate"):
         session.start()
-        with pytest.raises(InvalidArgumentError, match="Syndicate: expected one at a time"), Syndicate():
+        with pytest.raises(InvalidArgumentError, match="Syndicate: expected no other Syndicate"), Syndicate():
             pass
         loop = Loop()
         assert mcr_dl.get_passes(loop.other) == ["log", "schedule"]
@@ -412,7 +412,7 @@ def twice() -> None:
         session.stop()
     session.start()
     with Syndicate():
-        with pytest.raises(InvalidArgumentError, match="Syndicate: expected one at a time"), Syndicate():
+        with pytest.raises(InvalidArgumentError, match="Syndicate: expected no other Syndicate"), Syndicate():
             pass
         Loop().iterate()
     assert mcr_dl.get_passes() == []

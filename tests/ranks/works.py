@@ -67,12 +67,19 @@ def timeout(backend: str) -> None:
         work = mcr_dl.irecv(tensor, 1, tag=5, backend=backend)
         words = (f"{backend}.recv (group 'default', rank 0", "200 ms")
         expect(CollectiveTimeoutError, lambda: work.wait(timedelta(milliseconds=200)), *words)
+        expect(CollectiveTimeoutError, lambda: work.wait(0.2), *words)
+        expect(CollectiveTimeoutError, lambda: work.wait(timeout=1), words[0], "1000 ms")
         assert not work.is_completed()
         assert not work.is_success()
         assert work.exception() is None
         assert "running" in repr(work)
         mcr_dl.barrier(backend=backend)
         assert work.wait(timedelta(days=150_000)) is True  # longer than a clock of nanoseconds counts
+        assert work.wait(3)
+        assert work.wait(10**12)
+        assert work.wait(timedelta(0))  # the group's, as in torch
+        for wrong in ("3", float("nan"), 10**400):
+            expect(TypeError, lambda wrong=wrong: work.wait(wrong), "expected a datetime.timedelta, seconds or None")
         assert tensor.tolist() == [7.0] * 10
     else:
         mcr_dl.barrier(backend=backend)

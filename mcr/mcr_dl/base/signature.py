@@ -12,8 +12,9 @@ from torch.distributed import ReduceOp
 
 from mcr_dl import _C
 
+_STRIDES = "elements are sent in memory order, so all ranks must use the same strides"
 _PARAMETERS = {
-    "tensor": "dense tensor of any shape, read and written in place; its memory counts, so ranks use the same strides",
+    "tensor": f"dense tensor of any shape, read and written in place; {_STRIDES}",
     "input": "dense tensor that is sent",
     "output": "dense tensor that receives the result; same dtype and device as the input",
     "inputs": "list of one dense tensor per rank, or one tensor that holds the blocks in rank order",
@@ -22,7 +23,7 @@ _PARAMETERS = {
     "AVG of integers rounds towards zero. MIN and MAX yield NaN where one rank has a NaN, except on nccl",
     "group": "group to work in; None: the default group",
     "async_op": "True: return a Work at once. All ranks give the same value",
-    "group_src": "the same rank as its index in the group; give one of the two",
+    "group_src": "the same rank, given by its index in the group; give one of the two",
     "tag": "number, 0 or more, that matches a send with its receive",
     "input_split_sizes": "rows of the input's first dimension for each rank; None: equal parts",
     "output_split_sizes": "rows of the output's first dimension from each rank; None: equal parts",
@@ -42,6 +43,24 @@ _PARAMETERS = {
     "key": "name of the data, such as a parameter's, in the log and its traces. Each distinct key stays in memory "
     "until the process ends, so use a limited number of them",
     "device_ids": "accepted for compatibility with torch, and ignored",
+}
+
+_SENT = f"dense tensor of any shape that is sent; {_STRIDES}"
+_RECEIVED = f"dense tensor of any shape that receives the message; {_STRIDES}"
+_AT_ONCE = "True: return a Work at once"  # the peer may give another value
+# Instead of those above, by operation of the op table.
+_OWN_PARAMETERS = {
+    "send": {"tensor": _SENT, "async_op": _AT_ONCE},
+    "recv": {"tensor": _RECEIVED, "async_op": _AT_ONCE},
+}
+# The functions that torch does not have.
+_MPI = {
+    "bcast": "MPI_Bcast",
+    "gatherv": "MPI_Gatherv",
+    "scatterv": "MPI_Scatterv",
+    "all_gatherv": "MPI_Allgatherv",
+    "all_to_allv": "MPI_Alltoallv",
+    "reduce_scatterv": "MPI_Reduce_scatter",
 }
 
 _RAISES = (
@@ -73,11 +92,8 @@ def signature_of(row: dict[str, Any]) -> inspect.Signature:
 
 
 def _source(row: dict[str, Any]) -> str:
-    import torch.distributed as torch_dist
-
-    if hasattr(torch_dist, row["name"]):
-        return f"torch.distributed.{row['name']}; MCR-DL paper (IPDPS 2023), Listing 1"
-    return f"MPI's {row['op']} in this form; MCR-DL paper (IPDPS 2023), Listing 1"
+    name = _MPI.get(row["name"], f"torch.distributed.{row['name']}")
+    return f"{name}; MCR-DL paper (IPDPS 2023), Listing 1"
 
 
 def _root_of(row: dict[str, Any]) -> str:
@@ -100,10 +116,10 @@ def root_names(row: dict[str, Any]) -> list[str]:
 
 def _parameter_text(row: dict[str, Any], name: str, kind: str) -> str:
     if kind != "src":
-        return f"{name}: {_PARAMETERS[kind]}."
+        return f"{name}: {_OWN_PARAMETERS.get(row['op'], {}).get(kind, _PARAMETERS[kind])}."
     others = root_names(row)[1:]
     if not others:
-        return f"{name}: global rank of the peer."
+        return f"{name}: global rank of the peer{'; None: any rank' if row['op'] == 'recv' else ''}."
     return f"{name}: global rank of the root. The keyword may also be {' or '.join(others)}."
 
 

@@ -96,7 +96,11 @@ def error_bound(codec: str) -> str:
     name, _, options = codec.partition(":")
     if name == "zfp":
         key, _, value = options.partition("=")
-        return f"{value} for each value" if key == "tolerance" else "none: as large as the values are rough"
+        return (
+            f"{value} for each value"
+            if key == "tolerance"
+            else "no bound: the error grows with the roughness of the values"
+        )
     return _BOUNDS.get(name, "not stated")
 
 

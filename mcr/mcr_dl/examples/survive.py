@@ -224,9 +224,8 @@ def _parser() -> arguments.Parser:
     )
     result.add_argument("--rejoin", action="store_true", help="start new processes for the lost ranks")
     names = arguments.checked(arguments.backend_names)
-    result.add_argument(
-        "--backend", type=names, default="shm,gloo", help="backends, which can go on (default: shm,gloo)"
-    )
+    text = "backends that can continue after a loss, separated by commas (default: shm,gloo)"
+    result.add_argument("--backend", type=names, default="shm,gloo", help=text)
     return result
 
 

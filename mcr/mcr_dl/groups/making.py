@@ -21,14 +21,14 @@ from mcr_dl.libraries import registry
 from mcr_dl.runtime import handles, lines, state
 
 
-def _check_ranks(ranks: Iterable[int], size: int) -> list[int]:
+def _check_ranks(ranks: Iterable[int], size: int, what: str = "ranks") -> list[int]:
     checked = [int(rank) for rank in ranks]
     if len(set(checked)) != len(checked):
-        message = f"ranks: expected different ranks, got {checked}"
+        message = f"{what}: expected each rank once, got {checked}"
         raise InvalidArgumentError(message)
     for rank in checked:
         if not 0 <= rank < size:
-            message = f"ranks: expected 0 to {size - 1}, got {rank}"
+            message = f"{what}: expected 0 to {size - 1}, got {rank}"
             raise InvalidArgumentError(message)
     return checked
 
@@ -146,7 +146,7 @@ def new_subgroups(
     if group_size is None:
         group_size = _ranks_per_host(get_process_group_ranks(group))
     if group_size < 1 or size % group_size != 0:
-        message = f"group_size: expected a divisor of {size}, got {group_size}"
+        message = f"group_size: expected a divisor of the group's size ({size}), got {group_size}"
         raise InvalidArgumentError(message)
     ranks = get_process_group_ranks(group)
     parts = [ranks[start : start + group_size] for start in range(0, size, group_size)]
@@ -214,7 +214,7 @@ def split_group(
     if not split_ranks:
         message = "split_ranks: expected at least one list of ranks, got none"
         raise InvalidArgumentError(message)
-    _check_ranks([rank for part in split_ranks for rank in part], parent.size())
+    _check_ranks([rank for part in split_ranks for rank in part], parent.size(), "split_ranks")
     made = state.current().count(f"split {parent.name()}")
     names = _named(backend, pg_options)
     limit = parent.timeout if timeout is None else _C.timeout(timeout)

@@ -21,7 +21,7 @@ def shrink(
     backend: str | Iterable[str] | None = None,
     pg_options: Any | None = None,
 ) -> torch_dist.ProcessGroup:
-    """Make a group of the members of a group whose processes have not been lost; each of these calls it.
+    """Make a new group of the members of a group that are left after a loss; each of them calls this.
 
     The survivors agree on who is left, also if more are lost meanwhile. The old group stays as it is: its calls raise
     PeerLostError. The new group's ranks are in the old order, and its calls are numbered from the first. If no rank has

@@ -180,9 +180,10 @@ class Forming:
                 continue
             if exactly and self.members != wanted:
                 missing = [each for each in wanted if each not in self.members]
+                verb, them = ("is", "it") if len(missing) == 1 else ("are", "them")
                 message = (
-                    f"{self.what}: {watch.ranks_text(missing)} lost too, or left out by the other ranks: leave out all "
-                    f"of them"
+                    f"{self.what}: expected the excluded ranks to be all lost ones, but {watch.ranks_text(missing)} "
+                    f"{verb} lost too, or other ranks exclude {them}: exclude {them} as well, on all ranks"
                 )
                 raise PeerLostError(message)
             made = self._made(name, meeting) if self._try(outcome, name, meeting) else None
@@ -317,7 +318,8 @@ class Forming:
         """Go on with the members that are left."""
         if self._rank not in left:
             message = (
-                f"{self.what}: the other ranks of {self.name!r} have found this process lost, and go on without it"
+                f"{self.what}: the other ranks of {self.name!r} have found this process lost, and go on without it: "
+                "end this process; a new one can take its place with rejoin()"
             )
             raise BackendError(message)
         self.changed = self.changed or left != self.members

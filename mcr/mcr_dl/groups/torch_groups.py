@@ -274,8 +274,8 @@ def shrink(parent: _C.Group, excluded: Sequence[int], options: Any) -> Any:
     """
     if parent is _C.world():
         message = (
-            "shrink_group: expected a group from new_group(), got the default group, whose ranks torch would number "
-            "anew: use mcr_dl.shrink(), which leaves the default group as it is"
+            "shrink_group: expected a group from new_group(), got the default group, whose ranks torch would renumber: "
+            "use mcr_dl.shrink(), which leaves the default group as it is"
         )
         raise InvalidArgumentError(message)
     members = [rank for place, rank in enumerate(parent.ranks) if place not in excluded]

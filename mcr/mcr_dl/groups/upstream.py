@@ -109,7 +109,7 @@ def init_processes(dist_engine: str, dist_backend: str | Iterable[str] | None = 
 
 
 def get_distributed_engine() -> ModuleType:
-    """The module that communicates: mcr_dl, or torch.distributed if one of the functions above started it.
+    """The module that communicates: mcr_dl, or torch.distributed if init_distributed or init_processes started it.
 
     Source: get_distributed_engine of OSU-Nowlab/MCR-DL.
     """
@@ -126,7 +126,9 @@ def _tell_torch(port: int, meet: bool) -> None:
     facts: dict[str, int | str] = {"RANK": found.rank, "WORLD_SIZE": found.size}
     if meet and "MASTER_ADDR" not in os.environ:
         if launcher.local_size() != found.size:
-            message = f"MASTER_ADDR: expected rank 0's address, as the {found.size} ranks have several hosts, got none"
+            message = (
+                f"MASTER_ADDR: expected rank 0's address, as the {found.size} ranks are on several hosts, got none"
+            )
             raise InvalidArgumentError(message)
         facts["MASTER_ADDR"] = "127.0.0.1"
     if meet:

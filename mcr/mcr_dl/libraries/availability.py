@@ -35,7 +35,7 @@ def is_gloo_available() -> bool:
 
 
 def is_mpi_available() -> bool:
-    """Whether this process can use an MPI library, with which torch need not be built
+    """Whether this process can use an MPI library; torch need not be built with MPI
     (torch.distributed.is_mpi_available)."""
     return is_backend_available("mpi")
 

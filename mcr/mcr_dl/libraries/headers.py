@@ -20,5 +20,8 @@ def include_path() -> str:
 
 
 def library_path() -> str:
-    """The core of this installation, which such a backend links. torch has no such function."""
+    """The path of this installation's core library, against which a backend of another package is linked.
+
+    torch has no such function.
+    """
     return str(_FOLDER / "libmcr_dl_core.so")

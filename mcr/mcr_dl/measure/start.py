@@ -199,7 +199,7 @@ class Measurement:
         return self._scale(shape)
 
     def _elapsed(self) -> float:
-        """Seconds since the begin, equal on all ranks."""
+        """Seconds since the beginning, equal on all ranks."""
         return self._control.maximum([perf_counter() - self._begin])[0]
 
     def _worthwhile(self, kind: _Kind, nbytes: int) -> list[str]:

@@ -54,9 +54,9 @@ class Dimension:
     """One dimension of a network: how many ranks communicate in it, and how fast.
 
     Attributes:
-        kind: the links between the ranks of a line, which decide the algorithm (Themis, Table 1): ``ring``: ring;
-            ``fully_connected``: direct; ``switch``: halving and doubling.
-        size: ranks of a line, two or more.
+        kind: the links between the ranks that differ only in this dimension, which decide the algorithm (Themis,
+            Table 1): ``ring``: ring; ``fully_connected``: direct; ``switch``: halving and doubling.
+        size: ranks that differ only in this dimension, two or more.
         gbps: 10^9 bits per second of one rank in one direction, over all its links.
         latency_us: microseconds of one step of the algorithm.
         links: links of one rank. On a ring, an all_to_all uses one direction with one link, else both.

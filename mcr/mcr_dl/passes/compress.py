@@ -68,15 +68,15 @@ class Compress:
         wrong = isinstance(self.codecs, str) or bool(accepted) != (self.codec == "auto")
         if wrong or "none" in accepted or "auto" in accepted:
             message = (
-                'Compress: codecs: expected with codec "auto" a list of codecs to choose from, and else none, '
+                'Compress: codecs: expected a list of codecs with codec="auto", and none with any other codec, '
                 f"got {self.codecs!r} with codec {self.codec!r}"
             )
             raise InvalidArgumentError(message)
         for codec in (self.codec, *accepted):
             if _C.codec(codec)["feedback"]:
                 message = (
-                    f"Compress: codec: expected one without feedback, which is of one tensor alone, got {codec!r}; "
-                    "name it in the calls"
+                    "Compress: codec: expected a codec without feedback, as feedback belongs to one tensor, got "
+                    f"{codec!r}: pass it in codec= of the calls"
                 )
                 raise InvalidArgumentError(message)
 

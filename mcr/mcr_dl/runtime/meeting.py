@@ -28,7 +28,7 @@ def _store_over_mpi(launch: launcher.Launch, timeout: timedelta) -> torch_dist.S
         name = registry.rendezvous()
         path = registry.load(name)
     except BackendUnavailableError as error:
-        message = f"no MASTER_ADDR and MASTER_PORT are set, and MPI cannot agree on them: {error}"
+        message = f"MASTER_ADDR and MASTER_PORT are not set, and MPI cannot agree on them: {error}"
         raise BackendUnavailableError(message) from error
     group = _C.Group("bootstrap", list(range(launch.size)), launch.rank, timeout)
     group._connect(name, path, None)

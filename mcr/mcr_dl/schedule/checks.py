@@ -81,7 +81,8 @@ def _module(path: str, module: nn.Module) -> None:
         raise UnsupportedError(COMPILED.format(path))
     if isinstance(module, DistributedDataParallel | DataParallel):
         message = (
-            f"ByteScheduler: expected a model without {type(module).__name__}, got one at {path}; give its own module"
+            f"ByteScheduler: expected a model without {type(module).__name__}, got one at {path}: pass the model that "
+            "it wraps (its .module)"
         )
         raise InvalidArgumentError(message)
 
@@ -110,8 +111,9 @@ def reduced(module: nn.Module, values: Collection[nn.Parameter], known: Containe
     for name, value in module.named_parameters() if unknown else ():
         if value in unknown:
             message = (
-                f"ByteScheduler: {name} has a gradient that was not reduced: expected that it needed gradients, or "
-                "was in the model, when ByteScheduler was made; close() it then, and make a new one"
+                "ByteScheduler: expected gradients only of parameters that were in the model, and required gradients, "
+                f"when ByteScheduler was made, got one of {name}, which was not reduced: close() the ByteScheduler and "
+                "make a new one"
             )
             raise McrError(message)
 
@@ -141,7 +143,8 @@ def agreed(
             limit(name, given[name])
         one_of("form", given["form"], FORMS)
         if one_of("order", given["order"], ORDERS) == "leader" and given["form"] != FORMS[0]:
-            raise InvalidArgumentError("ByteScheduler: order='leader': expected form='all_reduce'")
+            text = f"ByteScheduler: order='leader': expected form='all_reduce', got form={given['form']!r}"
+            raise InvalidArgumentError(text)
         _tuning(given)
         other = getattr(optimizer.step, "_scheduler", None)
         if other is not None and other._hooks:

@@ -75,7 +75,7 @@ def _wait(record: Record) -> Span | None:
 
 
 def _motifs(rows: Sequence[tuple[int, int, str, int, int, str, int, int]]) -> list[_Motif]:
-    """The motifs that have ended; of several messages, from the begin of the first to the end of the last."""
+    """The motifs that have ended; of several messages, from the beginning of the first to the end of the last."""
     parts: dict[tuple[int, int, str], list[Span]] = defaultdict(list)
     for iteration, call, op, nbytes, motif, candidate, issued, ended in rows:
         if ended:

@@ -39,7 +39,7 @@ class Plan:
     ``gathers``: the pieces in the order of their all_gather, where that is an operation of its own. ``join``: bytes up
     to which gradients that the forward pass needs one after the other are one piece, or that a bucket of program order
     must reach. ``members``: the gradients of each piece, by the module's order; empty: each is a piece.
-    ``priorities``: the order is the forward pass's, else the backward pass's.
+    ``priorities``: True: the order of the forward pass; False: that of the backward pass.
     """
 
     order: tuple[tuple[int, int], ...]

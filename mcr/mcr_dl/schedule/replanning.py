@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """When a program's iterations are planned: after they are found, and again when they take longer than they did.
 
-Everything happens between two calls of the program, at the begin of an iteration, on all ranks at the same one: the
+Everything happens between two calls of the program, at the beginning of an iteration, on all ranks at the same one: the
 ranks find iterations in their own calls, which are alike; later they count them. A plan takes effect at that point on
 all ranks or on none (two agreements: what it is, and that every rank can execute it).
 """

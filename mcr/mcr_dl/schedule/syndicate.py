@@ -61,7 +61,7 @@ class Syndicate:
     ...     train()
 
     or ``MCR_DL_SCHEDULE=syndicate`` in the environment. When the same calls have repeated themselves six times, all
-    ranks stop at the begin of an iteration: they measure the operations of the iteration on the backends of their
+    ranks stop at the beginning of an iteration: they measure the operations of the iteration on the backends of their
     groups, rank 0 searches for a plan, and all ranks follow it from there. After some iterations with and without the
     plan in turns, it stays only if it is faster. A call that the plan does not expect ends the plan for its group.
 
@@ -131,8 +131,8 @@ class Syndicate:
         """Plan the calls of all groups from now on, and of those made later."""
         current = state.current()
         if any(each.name == self.name for each in current.passes):
-            message = "Syndicate: expected one at a time, got another one, in whose block this is or which"
-            raise InvalidArgumentError(f"{message} MCR_DL_SCHEDULE has started")
+            message = "Syndicate: expected no other Syndicate, got one that is active: leave its `with` block first"
+            raise InvalidArgumentError(f"{message}, or unset MCR_DL_SCHEDULE")
         groups = [group for group in state.living() if not state.is_shadow(group.name())]
         for group in groups:
             chain.require_plannable(

@@ -186,7 +186,10 @@ def _trace(document: dict[str, Any]) -> Trace:
 
 
 def read(path: str | os.PathLike[str]) -> Trace:
-    """Read one rank's trace. Raises InvalidArgumentError, with the file's name, if too large or not of this version."""
+    """Read one rank's trace.
+
+    Raises InvalidArgumentError, with the file's name, if it is too large or of another version.
+    """
     document = documents.read(path, f"{path}: expected a trace that mcr_dl.trace.save has written", limit=LARGEST)
     try:
         if document["format"] != FORMAT or document["version"] != VERSION:

@@ -115,11 +115,15 @@ def parser() -> argparse.ArgumentParser:
         place: str = "TRACES",
     ) -> argparse.ArgumentParser:
         command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
-        named = {"TRACES": "the folder, or the .json name, that save() was given", "FILE": "a graph as JSON"}
+        named = {
+            "TRACES": "the folder, or the .json name, that save() was given",
+            "FILE": "a graph that mcr-trace capture has written",
+        }
         given = named.get(place, "the folder")
         command.add_argument(place.lower(), metavar=place, help=given)
         if output is not None:
-            command.add_argument("-o", "--output", type=kind, required=True, metavar=output)
+            text = "the folder to write to" if output == "FOLDER" else "the file to write"
+            command.add_argument("-o", "--output", type=kind, required=True, metavar=output, help=text)
         command.set_defaults(run=run)
         return command
 

@@ -18,7 +18,7 @@ from mcr_dl.tuning import diff, plot, show, simulate
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the commands, whose name is then ``view``; None: no command."""
-    views = parser.add_subparsers(dest="view", metavar="COMMAND", parser_class=arguments.Parser)
+    views = parser.add_subparsers(dest="view", metavar="[COMMAND]", parser_class=arguments.Parser)
 
     def view(name: str, text: str) -> argparse.ArgumentParser:
         added = views.add_parser(name, help=text, description=text)
@@ -29,19 +29,19 @@ def add(parser: argparse.ArgumentParser) -> None:
             arguments.add_json(added)
         return added
 
-    view("show", "Show the fastest candidate by operation, size and scale.").add_argument("operation", nargs="?")
+    shown = view("show", "Show the fastest candidate by operation, size and scale.")
+    shown.add_argument("operation", nargs="?", help="only this operation (default: all)")
     drawn = view("plot", "Draw the cost curves with their crossings.")
-    drawn.add_argument("file", nargs="?", metavar="FILE.png", type=arguments.checked(arguments.plot))
-    drawn.add_argument(
-        "-o", "--output", metavar="FILE.png", type=arguments.checked(arguments.plot), help="where the picture goes"
-    )
-    drawn.add_argument("--ops", type=arguments.checked(arguments.operation_names), metavar="LIST")
-    drawn.add_argument(
-        "-n", type=arguments.checked(arguments.count(1)), metavar="RANKS", help="which scale (default: the largest)"
-    )
+    picture, text = arguments.checked(arguments.plot), "where the picture goes"
+    drawn.add_argument("file", nargs="?", metavar="FILE.png", type=picture, help=f"{text} (or -o)")
+    drawn.add_argument("-o", "--output", metavar="FILE.png", type=picture, help=text)
+    names, text = arguments.checked(arguments.operation_names), "operations to draw (default: all)"
+    drawn.add_argument("--ops", type=names, metavar="LIST", help=text)
+    count, text = arguments.checked(arguments.count(1)), "draw the measurements for this number of ranks"
+    drawn.add_argument("-n", type=count, metavar="RANKS", help=f"{text} (default: the largest)")
     compared = view("diff", "What differs between two tables.")
-    compared.add_argument("a", metavar="A")
-    compared.add_argument("b", metavar="B")
+    compared.add_argument("a", metavar="A", help="the first table")
+    compared.add_argument("b", metavar="B", help="the second table")
     simulate.add(view(simulate.NAME, "How long a collective takes on a network of several dimensions."))
 
 

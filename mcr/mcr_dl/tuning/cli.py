@@ -156,7 +156,7 @@ def _parse(words: Sequence[str]) -> _Settings | argparse.Namespace:
     if given.view is None:
         return _settings(given)
     if words[0] != given.view:
-        message = f"expected {given.view} first, or options of a measurement alone, got {words[0]}"
+        message = f"expected the command first ({_PROGRAM} {given.view} ...), got {words[0]}, an option for measuring"
         raise InvalidArgumentError(message)
     return given
 

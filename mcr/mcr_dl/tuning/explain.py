@@ -169,7 +169,8 @@ def explain(
         op: the reduction, for operations that reduce.
         group: the default group if None.
         device: where the tensors are: ``cpu`` or ``cuda``.
-        async_op: of an asynchronous call. Without measurements of these, those of blocking calls count.
+        async_op: True: explain an asynchronous call. If none were measured, the measurements of blocking calls are
+            used.
 
     Raises InvalidArgumentError for an unknown operation or device, or a size that is missing or negative, and
     InvalidTypeError for a size that is not a whole number.

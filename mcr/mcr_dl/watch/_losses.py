@@ -72,7 +72,8 @@ class Losses:
             members = self._exchange.ask(lambda: self._exchange.all_left(MEMBER, here), _START)
         except STORE_ERRORS as error:
             text = (
-                "rank %d notices the end of the other processes of its host only by time limits: their identities: %s"
+                "rank %d cannot read the identities of the other ranks of its host (%s): it notices the end of their "
+                "processes only by time limits"
             )
             _log.warning(text, self._rank, error)
         else:

@@ -134,16 +134,24 @@ std::vector<int64_t> integers(PyObject* value, const char* parameter) {
   return result;
 }
 
-std::chrono::milliseconds milliseconds(PyObject* value, const char* parameter) {
-  Owner seconds(PyObject_HasAttrString(value, "total_seconds") != 0
-                    ? PyObject_CallMethod(value, "total_seconds", nullptr)
-                    : Py_NewRef(value));
+std::optional<std::chrono::milliseconds> duration_of(PyObject* value) {
+  const Owner seconds(PyObject_HasAttrString(value, "total_seconds") != 0
+                          ? PyObject_CallMethod(value, "total_seconds", nullptr)
+                          : Py_NewRef(value));
   const double number = seconds == nullptr ? -1 : PyFloat_AsDouble(seconds.get());
-  if (PyErr_Occurred() != nullptr || !std::isfinite(number) || number <= 0) {
+  if (PyErr_Occurred() != nullptr || !std::isfinite(number)) {
     PyErr_Clear();
+    return std::nullopt;
+  }
+  return std::chrono::milliseconds(static_cast<int64_t>(std::ceil(std::clamp(number, -1.0, kForever) * 1000)));
+}
+
+std::chrono::milliseconds milliseconds(PyObject* value, const char* parameter) {
+  const auto found = duration_of(value);
+  if (!found || found->count() <= 0) {
     wrong(ErrorCode::InvalidArgument, parameter, "a positive datetime.timedelta (or seconds)", represented(value));
   }
-  return std::chrono::milliseconds(static_cast<int64_t>(std::ceil(std::min(number, kForever) * 1000)));
+  return *found;
 }
 
 RedOp reduction(PyObject* value) {

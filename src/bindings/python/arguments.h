@@ -7,6 +7,7 @@
 #include <Python.h>
 
 #include <chrono>
+#include <optional>
 #include <string_view>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <utility>
@@ -28,7 +29,9 @@ int64_t integer(PyObject* value, const char* parameter);
 /// Valid as long as the object lives. `expected`: for the error, such as "the name of a backend".
 std::string_view string(PyObject* value, const char* parameter, const char* expected);
 std::vector<int64_t> integers(PyObject* value, const char* parameter);
-/// A timedelta, or seconds.
+/// A timedelta or seconds, rounded up; none of another object, infinity or NaN.
+std::optional<std::chrono::milliseconds> duration_of(PyObject* value);
+/// A timedelta or seconds; throws for another object and for 0 or less.
 std::chrono::milliseconds milliseconds(PyObject* value, const char* parameter);
 /// torch's ReduceOp or RedOpType.
 RedOp reduction(PyObject* value);

@@ -222,8 +222,8 @@ class Binder {
 
   void take_codec(PyObject* value) {
     if (call_.coding != nullptr) {
-      throw Error(ErrorCode::InvalidArgument, "codec: expected none, as backend names '" + call_.coding->text +
-                                                  "' already, got " + represented(value));
+      throw Error(ErrorCode::InvalidArgument, "codec: expected no codec, as backend='...|" + call_.coding->text +
+                                                  "' names one, got " + represented(value));
     }
     call_.coding = &coding(value);
   }

@@ -310,8 +310,10 @@ void PassedCall::close() {
 // The program may go on with the device's stream before a thread of the host has run the step.
 void PassedCall::expect_steps() const {
   if (passage_->asynchronous && passage_->call.device.type != DeviceType::CPU) {
-    throw Error(ErrorCode::Unsupported,
-                "pass '" + pass_ + "': expected no step after an asynchronous call on a device, nor another output");
+    throw Error(ErrorCode::Unsupported, "pass '" + pass_ +
+                                            "': after() and proceed(output=...) expect a blocking call on a device, "
+                                            "got an asynchronous one, whose result the program could use too early: "
+                                            "make the call blocking, or keep its output");
   }
 }
 

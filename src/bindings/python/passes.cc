@@ -94,7 +94,7 @@ void add_call(py::module_& module) {
       .def_property_readonly("backend", checked(&PassedCall::backend), "The candidate that the caller named, or None.")
       .def_property_readonly("dtype", checked(&PassedCall::dtype), "The element type.")
       .def_property_readonly("reduction", checked(&PassedCall::reduction),
-                             "Its name, such as SUM; None if it has none.")
+                             "The reduction's name, such as SUM; None if it has none.")
       .def_property_readonly("root", checked(&PassedCall::root), "Root or peer as a rank of the group, or None.")
       .def_property_readonly("tag", checked(&PassedCall::tag), "The tag of a message; 0 for collectives.")
       .def_property_readonly("async_op", checked(&PassedCall::asynchronous), "Whether the caller gets a Work.")
@@ -102,7 +102,8 @@ void add_call(py::module_& module) {
       .def_property_readonly("input", checked(&PassedCall::input),
                              "The data to send, in one dimension, on the call's memory; None if there is none, or if "
                              "the output is sent (all_reduce, reduce, broadcast, send).")
-      .def_property_readonly("output", checked(&PassedCall::output), "The memory of the result, likewise.")
+      .def_property_readonly("output", checked(&PassedCall::output),
+                             "The memory of the result, in one dimension; None if there is none.")
       .def_property_readonly("input_counts", checked(&PassedCall::input_counts), "Elements per rank; empty if even.")
       .def_property_readonly("output_counts", checked(&PassedCall::output_counts), "Elements per rank; empty if even.")
       .def_property_readonly("nbytes", checked(&PassedCall::bytes), "Bytes of the larger side on this rank.")

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bindings/python/work.h"
 
-#include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 #include <structmember.h>
 #include <torch/csrc/utils/pybind.h>
@@ -11,6 +10,7 @@
 #include <optional>
 #include <vector>
 
+#include "bindings/python/arguments.h"
 #include "bindings/python/calls.h"
 #include "bindings/python/errors.h"
 #include "bindings/python/gil.h"
@@ -70,14 +70,13 @@ std::optional<milliseconds> limit_of(PyObject* const* args, Py_ssize_t count, Py
     throw ErrorAlreadySet{};
   }
   if (count + named == 0 || args[0] == Py_None) return std::nullopt;
-  py::detail::make_caster<milliseconds> timeout;
-  if (!timeout.load(args[0], true)) {
-    const auto text = "wait(): timeout: expected a datetime.timedelta or None, got " + represented(args[0]);
+  const auto limit = duration_of(args[0]);
+  if (!limit) {
+    const auto text = "wait(): timeout: expected a datetime.timedelta, seconds or None, got " + represented(args[0]);
     PyErr_SetString(PyExc_TypeError, text.c_str());
     throw ErrorAlreadySet{};
   }
-  const auto limit = bounded(py::detail::cast_op<milliseconds>(timeout));
-  return limit.count() > 0 ? std::optional(limit) : std::nullopt;
+  return limit->count() > 0 ? limit : std::nullopt;
 }
 
 PyObject* wait_for(const std::shared_ptr<Work>& owner, std::optional<milliseconds> limit) {
@@ -219,12 +218,12 @@ PyMemberDef members[] = {
 PyMethodDef methods[] = {
     {"wait", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(wait_method)), METH_FASTCALL | METH_KEYWORDS,
      "wait($self, /, timeout=None)\n--\n\n"
-     "Waits until the operation is complete and returns True; of an operation on a device's streams, the current "
-     "stream waits, and not the host, so that `timeout` does not matter. Raises the operation's error, or "
-     "CollectiveTimeoutError after `timeout` (a timedelta; the group's by default) with the operation still "
-     "running. Waiting again is allowed."},
+     "Waits until the operation is complete and returns True. For an operation on a device's streams, the current "
+     "stream waits instead of the host, and `timeout` has no effect. Raises the operation's error, or "
+     "CollectiveTimeoutError after `timeout` (a timedelta or seconds; the group's by default); the operation then "
+     "goes on, and wait() may be called again."},
     {"is_completed", is_completed, METH_NOARGS,
-     "is_completed($self, /)\n--\n\nTrue once the operation is complete, be it with an error."},
+     "is_completed($self, /)\n--\n\nTrue once the operation has ended, also with an error."},
     {"is_success", is_success, METH_NOARGS,
      "is_success($self, /)\n--\n\nTrue once the operation is complete without an error."},
     {"exception", exception, METH_NOARGS, "exception($self, /)\n--\n\nThe error of a failed operation, or None."},

@@ -45,8 +45,8 @@ void add_torch_backend(py::module_& module) {
                     "Names of the group's backends, in order of preference; empty: those of the default group.")
       .def_readonly(
           "uniform", &Options::uniform,
-          "False: a call may be blocking on some ranks and asynchronous on others; None: as MCR_DL_UNIFORM says, "
-          "or as the parent group does.")
+          "True: all ranks use the same form; False: a call may be blocking on some ranks and asynchronous on others; "
+          "None: as MCR_DL_UNIFORM says, or as the parent group does.")
       .def("__deepcopy__",
            [](const Options& options, const py::dict&) { return c10::make_intrusive<Options>(options); })
       .def("__repr__", represent);

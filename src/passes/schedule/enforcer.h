@@ -145,7 +145,7 @@ class Enforcer final : public Driver {
   std::chrono::nanoseconds idle_{0};  // how long the order waits while no thread waits
   bool idled_ = false;                // it has waited so long in this round
   int missed_ = 0;                    // breaks in a row at a call that has not been made
-  bool kept_ = false;                 // everything since the begin of the order was issued by it
+  bool kept_ = false;                 // everything since the beginning of the order was issued by it
   std::deque<OrderDigest> digests_;
   std::optional<Clock::time_point> held_since_;
   EnforcerStatistics statistics_;

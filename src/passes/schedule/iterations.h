@@ -21,7 +21,7 @@ class IterationFinder {
 
   /// Adds a call of a group. Returns the number of calls of an iteration, if it is known and this call begins one; else
   /// 0. Iterations begin where their signatures are the least of all rotations, so that they are found again where they
-  /// were found before. `group`: of this process; the begin does not depend on it.
+  /// were found before. `group`: of this process; the beginning does not depend on it.
   std::size_t add(uint64_t signature, uint64_t group);
   /// The next call begins an iteration, as the program says: from now on iterations begin only at such calls.
   void mark();
