@@ -8,7 +8,7 @@ import textwrap
 from functools import cache
 from typing import Any
 
-from torch.distributed import ReduceOp
+import torch.distributed as torch_dist
 
 from mcr_dl import _C
 
@@ -77,7 +77,7 @@ _RAISES = (
 def _default(text: str) -> Any:
     if not text:
         return inspect.Parameter.empty
-    return {"SUM": ReduceOp.SUM, "None": None, "False": False, "0": 0}[text]
+    return {"SUM": torch_dist.ReduceOp.SUM, "None": None, "False": False, "0": 0}[text]
 
 
 def signature_of(row: dict[str, Any]) -> inspect.Signature:
@@ -92,8 +92,8 @@ def signature_of(row: dict[str, Any]) -> inspect.Signature:
 
 
 def _source(row: dict[str, Any]) -> str:
-    name = _MPI.get(row["name"], f"torch.distributed.{row['name']}")
-    return f"{name}; MCR-DL paper (IPDPS 2023), Listing 1"
+    known = f"torch.distributed.{row['name']}" if hasattr(torch_dist, row["name"]) else f"MPI's {row['op']}"
+    return f"{_MPI.get(row['name'], known)}; MCR-DL paper (IPDPS 2023), Listing 1"
 
 
 def _root_of(row: dict[str, Any]) -> str:
