@@ -28,7 +28,7 @@ INTRODUCTION = """\
 
 `python bench/themis.py` on {today}. All times here are simulated, as in the paper, and no machine here has such a
 network. [themis-runs.md](themis-runs.md) has real runs on emulated hosts. The only measurement is the time to plan.
-What the model contains and what not: [Themis](../themis.md). Sizes and rates are decimal. "Authors" is the authors' own
+[Themis](../themis.md) says what the model contains. Sizes and rates are decimal. "Authors" is the authors' own
 simulator (ASTRA-sim, branch ASTRA-sim-1.0) with its own scheduler and latencies near 0; "other" is an independent
 simulator of the same model. Utilization is that of the paper's section 3, all dimensions weighted by bandwidth.
 

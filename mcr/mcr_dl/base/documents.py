@@ -10,6 +10,7 @@ import json
 import math
 import os
 import stat
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,19 @@ def _rows(value: Any, indent: str, *, element: bool = False) -> str:
 def write_rows(path: str | os.PathLike[str], value: Any) -> None:
     """Write a value to a file, as ``rows`` encodes it; characters that are not Unicode become question marks."""
     Path(path).write_text(rows(value) + "\n", encoding="utf-8", errors="replace")
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write the file, or the one that a link names, atomically: a concurrent reader gets the old or the new content."""
+    path = Path(os.path.realpath(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Processes of several hosts or containers may have equal numbers.
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _one_line(error: Exception) -> str:

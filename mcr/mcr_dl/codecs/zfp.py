@@ -42,14 +42,12 @@ class _Zfp:
 
     dtypes: tuple[str, ...] = ("float32", "float64")
 
-    def __init__(self, **mode: float) -> None:
+    def __init__(self) -> None:
         self._zfpy = _library()
         self._types = {"float32": self._zfpy.type_float, "float64": self._zfpy.type_double}
-        self._mode = mode
 
     def _mode_for(self, dtype: str) -> dict[str, float]:
-        del dtype
-        return self._mode
+        raise NotImplementedError
 
     def encode(self, values: Values, out: Bytes) -> int:
         stream = self._zfpy.compress_numpy(values, write_header=False, **self._mode_for(values.dtype.name))
@@ -72,16 +70,19 @@ class FixedRate(_Zfp):
     fixed: bool = True
 
     def __init__(self, rate: float) -> None:
-        super().__init__(rate=rate)
+        super().__init__()
         self._rate = rate
 
-    def _mode_for(self, dtype: str) -> dict[str, float]:
+    def _rate_for(self, dtype: str) -> float:
         # With fewer bits than a block's least, zfpy writes past the end of its own memory.
-        return {"rate": max(self._rate, _LEAST_BITS[dtype] / _BLOCK)}
+        return max(self._rate, _LEAST_BITS[dtype] / _BLOCK)
+
+    def _mode_for(self, dtype: str) -> dict[str, float]:
+        return {"rate": self._rate_for(dtype)}
 
     def capacity(self, count: int, dtype: str) -> int:
         """The size of every stream."""
-        bits = max(math.floor(_BLOCK * self._rate + 0.5), _LEAST_BITS[dtype])
+        bits = math.floor(_BLOCK * self._rate_for(dtype) + 0.5)
         return math.ceil(math.ceil(count / _BLOCK) * bits / _WORD) * _WORD // 8
 
 
@@ -91,7 +92,12 @@ class FixedAccuracy(_Zfp):
     fixed: bool = False
 
     def __init__(self, tolerance: float) -> None:
-        super().__init__(tolerance=tolerance)
+        super().__init__()
+        self._tolerance = tolerance
+
+    def _mode_for(self, dtype: str) -> dict[str, float]:
+        del dtype
+        return {"tolerance": self._tolerance}
 
     def decode(self, data: Bytes, out: Values) -> None:
         super().decode(data, out)

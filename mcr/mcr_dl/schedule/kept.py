@@ -110,7 +110,7 @@ def store(name: str, found: Kept) -> None:
         entries[name] = asdict(found)
         document = {"format": FORMAT, "version": VERSION, "schedules": dict([*entries.items()][-MOST:])}
         try:
-            table.replace_file(path(), documents.rows(document) + "\n")
+            documents.replace_file(path(), documents.rows(document) + "\n")
         except OSError as error:
             _log.info("ByteScheduler: the settings are not kept for later jobs: %s", error)
 

@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -107,19 +106,6 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def replace_file(path: Path, text: str) -> None:
-    """Write the file, or the one that a link names, atomically: a concurrent reader gets the old or the new content."""
-    path = Path(os.path.realpath(path))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Processes of several hosts or containers may have equal numbers.
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def write(table: Table, path: str | os.PathLike[str]) -> None:
     """Write the table to a file, atomically, with its folders; replaces an existing one. Candidates are written in
     their canonical spelling.
@@ -135,7 +121,7 @@ def write(table: Table, path: str | os.PathLike[str]) -> None:
         raise InvalidArgumentError(f"tuning table {file}: expected finite numbers, got {error}") from error
     _validate(file, document)
     try:
-        replace_file(file, documents.rows(document) + "\n")
+        documents.replace_file(file, documents.rows(document) + "\n")
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         cached = _cache() in file.parents

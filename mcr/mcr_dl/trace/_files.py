@@ -92,7 +92,6 @@ def provenance(job: str) -> dict[str, Any]:
 def write(trace: Trace, path: str | os.PathLike[str]) -> Path:
     """Write one rank's trace, making folders as needed; returns the file."""
     place = file_of(path, trace.rank)
-    place.parent.mkdir(parents=True, exist_ok=True)
     groups = {group: index for index, group in enumerate(trace.groups)}
     fields = list(Record._fields)
     at = fields.index("group")
@@ -115,12 +114,7 @@ def write(trace: Trace, path: str | os.PathLike[str]) -> Path:
         "fields": fields,
         "records": rows,
     }
-    partial = place.with_suffix(f".{os.getpid()}.part")
-    try:
-        partial.write_text(documents.dumps(document), encoding="utf-8")
-        partial.replace(place)
-    finally:
-        partial.unlink(missing_ok=True)  # of a full disk
+    documents.replace_file(place, documents.dumps(document))
     return place
 
 

@@ -73,13 +73,7 @@ def write(number: int, report: Report, alarm: Mapping[str, Any]) -> None:
         return
     file = place / f"alarm{number}.rank{report['rank']}.json"
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        partial = file.with_suffix(".part")
-        try:
-            partial.write_text(documents.dumps({**report, "alarm": dict(alarm), "job": _job}), encoding="utf-8")
-            partial.replace(file)
-        finally:
-            partial.unlink(missing_ok=True)
+        documents.replace_file(file, documents.dumps({**report, "alarm": dict(alarm), "job": _job}))
     except OSError as error:
         print(f"mcr_dl: {file} could not be written: {error}", file=sys.stderr)
 

@@ -91,8 +91,8 @@ py::object PassedCall::root() const {
   return has && call().root != kAnyRank ? py::object(py::int_(call().root)) : py::object(py::none());
 }
 
-// What keeps the memory of the call's tensors as long as a view: the program may drop its tensors before the pass drops
-// the view.
+// Owns the memory of the call's tensors for a view of them: the program may drop its tensors before the pass drops the
+// view.
 std::shared_ptr<void> PassedCall::memory() const {
   if (passage_ == nullptr) {
     if (held_memory_ == nullptr) throw over();
