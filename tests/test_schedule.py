@@ -21,7 +21,6 @@ from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.schedule import checks, credit, kept, planning, search, tuning
 from mcr_dl.schedule.credit import Layer, Transfer, simulate
 from mcr_dl.schedule.gradients import guarded, pieces_of
-from mcr_dl.schedule.issue import Issuer, Partition
 from mcr_dl.testing.orders import best, best_of_whole, ready_times
 from ranks import schedule_loops
 
@@ -268,46 +267,6 @@ def test_search_without_gain_changes_nothing() -> None:
     probes = search.bayesian(costs.plan, lambda value: value, leads=True, random=2, guided=0)
     found, _ = _turns(tuning.searched(_shortlist([start]), probes, [], lambda times: times), lambda _: 1000)
     assert found is start
-
-
-def test_credit_in_flight() -> None:
-    """Operations in flight never exceed the credit, except for one that is larger; a completion issues the next."""
-    flying: dict[str, int] = {}
-    most: list[int] = []
-
-    class Operation:
-        """Ends when the test says so."""
-
-        def __init__(self, partition: Partition) -> None:
-            self.partition = partition
-            self.done: Callable[[], None] = lambda: None
-            flying[partition.name] = partition.nbytes
-            most.append(sum(flying.values()))
-
-        def _on_done(self, callback: Callable[[], None]) -> None:
-            self.done = callback
-
-        def exception(self) -> None:
-            """There is none."""
-
-    issuer = Issuer(Operation)  # type: ignore[arg-type]
-    sizes = (1, 3, 2, 9, 2, 2, 1, 5)
-    order = [Partition(str(index), size) for index, size in enumerate(sizes)]
-    issuer.begin(order, 4)
-    for partition in reversed(order):
-        issuer.ready(partition, torch.zeros(1))
-        issuer.advance()
-    issued = [partition for partition in order if partition.work is not None]
-    assert [each.nbytes for each in issued] == [1, 3]
-    while issued:
-        ended: Any = issued.pop(0)
-        del flying[ended.name]
-        ended.work.done()
-        issued = [partition for partition in order if partition.work is not None and not partition.complete]
-    assert all(partition.complete for partition in order)
-    assert len(most) == len(order)
-    assert sorted(most)[-2:] == [5, 9]
-    assert max(size for size in most if size not in (5, 9)) == 4
 
 
 @pytest.fixture

@@ -234,6 +234,7 @@ _CLASSES: dict[str, tuple[str, ...]] = {
     "TorchBackend": (
         "def __init__(self, group: Group, backends: list[str]) -> None:",
         "@property def group(self) -> Group:",
+        "@property def options(self) -> Options:",
         "def perform_nocolor_split(self, device: Any) -> None:",
         "def get_error(self) -> Any:",
         "def _set_default_timeout(self, timeout: timedelta) -> None:",

@@ -147,8 +147,9 @@ class Issuer:
         if self._recorder is not None:
             self._recorder(self._pass)
             self._pass = [*order]
-        for partition in order:
-            partition.tensor, partition.work, partition.complete = None, None, False
+        with self._counts:  # the callbacks of the pass before may still run
+            for partition in order:
+                partition.tensor, partition.work, partition.complete = None, None, False
         self.credit = credit
         if self.leader is None:
             self._queue.extend(order)
@@ -213,7 +214,7 @@ class Issuer:
             if oldest is not None:
                 assert oldest.work is not None
                 if meanwhile is None or oldest.work.is_completed() or not meanwhile():
-                    self._wait_for(oldest)
+                    self._wait_for(oldest, oldest.work)
             else:
                 self._pause()
 
@@ -229,8 +230,9 @@ class Issuer:
         with self._counts:
             flying = list(self._flying)
         for partition in flying:
-            if partition.work is not None and partition.work.is_completed():
-                self._wait_for(partition)
+            work = partition.work
+            if work is not None and work.is_completed():
+                self._wait_for(partition, work)
 
     def _oldest(self, partition: Partition) -> Partition | None:
         """The oldest operation in flight; raises an error if there is none, and none can be issued."""
@@ -249,16 +251,15 @@ class Issuer:
         )
         raise McrError(message)
 
-    def _wait_for(self, partition: Partition) -> None:
-        assert partition.work is not None
+    def _wait_for(self, partition: Partition, work: _C.Work) -> None:
         try:
-            partition.work.wait()
+            work.wait()
         except BaseException as error:
             if isinstance(error, Exception):
                 error.args = (f"{error}; ByteScheduler waits for {partition.name}",)
                 self._failure = error
             raise
-        self._end(partition)
+        self._end(partition, work)
 
     def _decided(self, indices: list[int]) -> None:
         """The leader's next partitions, on the thread that runs callbacks."""
@@ -316,14 +317,13 @@ class Issuer:
         if error is not None:
             self._failure = self._failure or error
             return
-        if partition.work is work:
-            self._end(partition)
-            with suppress(Exception):  # which the next wait raises
-                self.advance()
+        self._end(partition, work)
+        with suppress(Exception):  # which the next wait raises
+            self.advance()
 
-    def _end(self, partition: Partition) -> None:
+    def _end(self, partition: Partition, work: _C.Work) -> None:
         with self._counts:
-            if partition.complete:
+            if partition.complete or partition.work is not work:  # it ended before, and may be in the next pass by now
                 return
             if partition.gather is not None:  # before its first half is seen to be complete
                 partition.gather.ready, partition.gather.tensor = time.perf_counter_ns(), partition.tensor

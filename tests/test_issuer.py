@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How partitions of gradients are issued: within the credit, and once for each pass."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from mcr_dl.schedule.issue import Issuer, Partition
+
+
+class _Operation:
+    """Ends when the test calls ``done``; a wait for it returns at once."""
+
+    def __init__(self, _: Partition) -> None:
+        self.done: Callable[[], None] = lambda: None
+
+    def _on_done(self, callback: Callable[[], None]) -> None:
+        self.done = callback
+
+    def is_completed(self) -> bool:
+        """It is."""
+        return True
+
+    def wait(self) -> None:
+        """It ends at once."""
+
+    def exception(self) -> None:
+        """There is none."""
+
+
+def test_credit_in_flight() -> None:
+    """Operations in flight never exceed the credit, except for one that is larger; a completion issues the next."""
+    flying: dict[str, int] = {}
+    most: list[int] = []
+
+    def start(partition: Partition) -> _Operation:
+        flying[partition.name] = partition.nbytes
+        most.append(sum(flying.values()))
+        return _Operation(partition)
+
+    issuer = Issuer(start)  # type: ignore[arg-type]
+    sizes = (1, 3, 2, 9, 2, 2, 1, 5)
+    order = [Partition(str(index), size) for index, size in enumerate(sizes)]
+    issuer.begin(order, 4)
+    for partition in reversed(order):
+        issuer.ready(partition, torch.zeros(1))
+        issuer.advance()
+    issued = [partition for partition in order if partition.work is not None]
+    assert [each.nbytes for each in issued] == [1, 3]
+    while issued:
+        ended: Any = issued.pop(0)
+        del flying[ended.name]
+        ended.work.done()
+        issued = [partition for partition in order if partition.work is not None and not partition.complete]
+    assert all(partition.complete for partition in order)
+    assert len(most) == len(order)
+    assert sorted(most)[-2:] == [5, 9]
+    assert max(size for size in most if size not in (5, 9)) == 4
+
+
+class _Interrupted:
+    """A lock that runs a function once, before it is taken: what another thread does at that moment."""
+
+    def __init__(self, meanwhile: Callable[[], None]) -> None:
+        self._meanwhile: Callable[[], None] | None = meanwhile
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        if (meanwhile := self._meanwhile) is not None:
+            self._meanwhile = None
+            meanwhile()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_late_callback() -> None:
+    """A callback that runs when its partition is in the next pass already does not end that pass's operation."""
+    issuer = Issuer(_Operation)  # type: ignore[arg-type]
+    partition = Partition("it", 1)
+
+    def issue() -> Any:
+        issuer.ready(partition, torch.zeros(1))
+        issuer.advance()
+        return partition.work
+
+    def end_and_begin() -> None:
+        issuer.wait(partition)
+        issuer.begin([partition], 4)
+
+    issuer.begin([partition], 4)
+    first = issue()
+    issuer._counts = _Interrupted(end_and_begin)  # type: ignore[assignment]
+    first.done()
+    complete = [partition.complete]
+    second = issue()
+    assert second is not first
+    second.done()
+    complete.append(partition.complete)
+    assert complete == [False, True]
+    assert issuer.idle
