@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -229,6 +229,28 @@ def test_float8_tensors_reach_own_codecs_as_float32() -> None:
         _equal(_Given.seen, like.float())
         assert got.dtype == dtype
         _equal(got.float(), reference.rounded(_Given.given, dtype).float())
+
+
+@pytest.mark.parametrize("method", ["encode", "decode"])
+def test_kept_arrays(method: str) -> None:
+    """A codec that keeps an array beyond the call would read memory that is freed: an error."""
+    kept: list[object] = []
+
+    class Keeping(compress._Broken):
+        def encode(self, values: Any, out: Any) -> int:
+            if method == "encode":
+                kept.append(values[1:])
+            return super().encode(values, out)
+
+        def decode(self, data: Any, out: Any) -> None:
+            if method == "decode":
+                kept.append(out)
+            super().decode(data, out)
+
+    passes.register_codec(Keeping("nowhere"), f"keeping-{method}")
+    with pytest.raises(mcr_dl.BackendError, match=rf"{method}.*it kept an array: expected a copy"):
+        _around(torch.ones(5), f"keeping-{method}")
+    assert kept
 
 
 def test_registering() -> None:

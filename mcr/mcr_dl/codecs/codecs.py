@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -16,7 +18,10 @@ from mcr_dl.codecs.zfp import Bytes, Values
 
 
 class Codec(Protocol):
-    """The interface of an object for ``register_codec``. Its methods may be called from any thread, with the GIL."""
+    """The interface of an object for ``register_codec``. Its methods may be called from any thread, with the GIL.
+
+    The arrays are valid during the call only; a codec that keeps one gets an error.
+    """
 
     fixed: bool
     """Whether the encoded size is ``capacity()``, whatever the values."""
@@ -44,10 +49,22 @@ class _Adapter:
         self._codec = codec
 
     def encode(self, values: memoryview, dtype: str, out: memoryview) -> int:
-        return int(self._codec.encode(np.frombuffer(values, dtype), np.frombuffer(out, np.uint8)))
+        return int(_called(self._codec.encode, [np.frombuffer(values, dtype), np.frombuffer(out, np.uint8)]))
 
     def decode(self, data: memoryview, out: memoryview, dtype: str) -> None:
-        self._codec.decode(np.frombuffer(data, np.uint8), np.frombuffer(out, dtype))
+        _called(self._codec.decode, [np.frombuffer(data, np.uint8), np.frombuffer(out, dtype)])
+
+
+def _called(method: Callable[..., Any], arrays: list[Bytes | Values]) -> Any:
+    """The method's result. The memory is the core's: an array that the codec kept would read it after it is freed."""
+    references = [weakref.ref(array) for array in arrays]
+    result = method(*arrays)
+    arrays.clear()
+    if any(reference() is not None for reference in references):
+        gc.collect()  # what only a circle of references kept
+    if any(reference() is not None for reference in references):
+        raise ValueError("it kept an array: expected a copy, as the memory is valid during the call only")
+    return result
 
 
 # Derived in docs/compression.md; tests/test_compress.py checks the codecs against them.
