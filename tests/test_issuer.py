@@ -5,11 +5,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
+from mcr_dl.base.errors import McrError
+from mcr_dl.schedule import leader
 from mcr_dl.schedule.issue import Issuer, Partition
+from mcr_dl.schedule.leader import Leader
 
 
 class _Operation:
@@ -104,3 +109,31 @@ def test_late_callback() -> None:
     complete.append(partition.complete)
     assert complete == [False, True]
     assert issuer.idle
+
+
+def test_leader_without_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that cannot receive the leader's next message gets the error, and so does a leader that cannot send."""
+    group: Any = SimpleNamespace(rank=lambda: 1, ranks=[0, 1])
+    follower = Leader(group, None)
+    errors: list[BaseException] = []
+    follower._left, follower._failed = 2, errors.append
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no group")
+
+    monkeypatch.setattr(leader._C, "broadcast", fail)
+    message = torch.zeros(leader.CAPACITY + 1, dtype=torch.int32)
+    message[0] = 1
+    operation: Any = _Operation(Partition("a message", 1))
+    follower._received(message, operation)
+    assert [str(error) for error in errors] == ["no group"]
+
+    group.rank = lambda: 0
+    issuer = Issuer(_Operation, Leader(group, None))  # type: ignore[arg-type]
+    partition = Partition("it", 1)
+    issuer.begin([partition], None)
+    issuer.ready(partition, torch.zeros(1))
+    with pytest.raises(RuntimeError, match="no group"):
+        issuer.advance()
+    with pytest.raises(McrError, match="an earlier operation failed: no group"):
+        issuer.wait(partition)

@@ -290,6 +290,13 @@ class Issuer:
             leader.send(chosen)
 
     def _issue_ready(self) -> None:
+        try:
+            self._issue_in_order()
+        except Exception as error:
+            self._failure = self._failure or error
+            raise
+
+    def _issue_in_order(self) -> None:
         if self.leader is not None and self.leader.leads and self._failure is None:
             self._decide(self.leader)
         while self._failure is None and self._queue and self._queue[0].tensor is not None:
@@ -299,11 +306,7 @@ class Issuer:
                     return
                 self._used += partition.nbytes
             partition.issued = time.perf_counter_ns()
-            try:
-                work = partition.work = self.issue(partition)
-            except Exception as error:
-                self._failure = error
-                raise
+            work = partition.work = self.issue(partition)
             self.digest = zlib.crc32(partition.mark, self.digest)
             with self._counts:
                 self._flying.append(partition)

@@ -82,8 +82,11 @@ class Leader:
                 return
 
     def _received(self, message: torch.Tensor, work: _C.Work) -> None:
-        if self._take(message, work):
-            self._receive()
+        try:
+            if self._take(message, work):
+                self._receive()
+        except Exception as error:  # without the next message, this rank would never end its wait
+            self._failed(error)
 
     def _take(self, message: torch.Tensor, work: _C.Work) -> bool:
         """Hand on the decisions of a message; False if it did not arrive, or if it was the last of the pass."""
