@@ -139,9 +139,9 @@ def report(document: dict[str, Any]) -> str:
         "",
         "Ends of one iteration by simulation, in units of time: a unit of bytes takes one, each operation 0.1 more, "
         "and the latency is 1. The best partition and credit (units of bytes) differ from model to model, so they are "
-        "chosen by simulation. *Optimum*: unit partitions without overheads. *Reference*: the same three values from "
-        "an independent calculation for similar models, whose exact layers we do not know. The layers here are in the "
-        "JSON file.",
+        "chosen by simulation. *Optimum*: unit partitions without overheads. *Reference*: program order, best and "
+        "optimum from an independent calculation for similar models, whose exact layers we do not know. The layers "
+        "here are in the JSON file.",
         "",
     ]
     rows = []
@@ -178,10 +178,10 @@ def _exhaustive_text(found: dict[str, Any]) -> list[str]:
 LAB = """## Step times in the lab
 
 Emulated hosts with one rank each ([lab](../lab.md)); medians of turns of {turn} steps that alternate, each after a step
-that does not count; times are from the end of one step to the end of another, so that as much communication is in
-flight at both; speeds are over the faster DDP, by turns (quartiles). vgg16, resnet50 and transformer-base have the
+that does not count; times are from the end of one step to the end of another, so that equally much communication is
+in flight at both; speeds are over the faster DDP, by turns (quartiles). vgg16, resnet50 and transformer-base have the
 layers of VGG-16, ResNet-50 and the Transformer (base) with 1/{scale} of the parameters, and each layer waits for its
-share of the step's time: an accelerator that leaves the host's cores free, with 400 Mbit/s in the place of 25 Gbit/s.
+share of the step's time: an accelerator that leaves the host's cores free, with 400 Mbit/s in place of 25 Gbit/s.
 vgg, resnet and transformer are small models that the host's cores compute, which communication slows down. *Program
 order*: an operation for each gradient as soon as it is ready, from hooks that do nothing else. *Reduce_scatter form*:
 DeAR's. *Whole gradients*: ByteScheduler with `partition=None, credit=None`. *Simulated plan*: `tuning="simulation"`.

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cost of a call through torch.distributed's backend "mcr", compared with mcr_dl's functions and torch's gloo.
 
-Two ranks on one host. Each operation and size is called in three ways that take turns: mcr_dl's function on mpi,
-torch.distributed's on an mcr_dl group on mpi, and torch.distributed's on torch's gloo; the first two also on the
-backend without communication, where the difference is the layers of torch and mcr_dl in between. Writes
-docs/results/dropin.md and dropin.json.
+Two ranks on one host. Each operation and size is called in five ways that take turns: mcr_dl's function on mpi;
+torch.distributed's on an mcr_dl group on mpi, and on one with `uniform=False`; torch.distributed's on torch's gloo, and
+on torch's fake. The first two also run on the backend without communication, where the difference is the layers of
+torch and mcr_dl in between. Writes docs/results/dropin.md and dropin.json.
 """
 
 from __future__ import annotations

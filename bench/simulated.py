@@ -36,8 +36,9 @@ INTRODUCTION = """\
 `bench/simulated.py` on {date}: {machine}. Medians of {rounds} interleaved rounds, the slowest rank of each. First the
 parts are timed: native calls, each alone, in the non-blocking form that schedules use; copies, combinations and codecs,
 on all ranks at once. Then `simulate()` walks the engine's schedules with these costs; no constant is fitted. Resources
-are the host's cores (each library takes what it used of them alone) and each rank's thread, which runs one copy,
-combination or codec at a time. `least` compares the shortest rounds, which other programs on the machine disturb least.
+are the host's cores (each library takes as much of them as it used when it ran alone) and each rank's thread, which
+runs one copy, combination or codec at a time. `least` compares the shortest rounds, which other programs on the machine
+disturb least.
 """
 
 

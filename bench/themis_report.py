@@ -122,7 +122,8 @@ def _latencies(found: list[dict[str, Any]]) -> list[str]:
         "## With Table 2's latencies",
         "",
         "64 chunks; means over the six topologies and 100, 250, 500 and 1000 MB. With one step in flight, 64 chunks",
-        "are too many: the authors' simulator has 50.6 %, 55.6 % and 1.15 x, 58.6 % and 1.20 x there.",
+        "are too many: the authors' simulator has 50.6 % (baseline), 55.6 % and 1.15 x (FIFO), 58.6 % and 1.20 x (SCF)",
+        "there.",
         "",
         *table([*header, "other: baseline %", "other: FIFO %, x", "other: SCF %, x"], rows),
         "Speed-up of SCF at 100 / 250 / 500 / 1000 MB:",
@@ -285,7 +286,7 @@ def _planning(found: dict[str, float]) -> list[str]:
         "An all_reduce of 512 chunks on the four-dimensional topologies, 1 and 8 in flight, all policies: median",
         f"{found['plan_ms']} ms of processor time, slowest case {found['slowest_plan_ms']} ms. `auto`, which tries",
         f"baseline, FIFO and SCF with 18 numbers of chunks: {found['auto_ms']} ms. Called from Python, without the",
-        "list of steps, which is made when it is read. Plans are memoised. The general simulator of schedules takes",
+        "list of steps, which is made when it is read. Plans are cached. The general simulator of schedules takes",
         f"{found['general_ms']} ms for one plan, and finds the same makespan.",
         "",
     ]

@@ -94,9 +94,9 @@ def markdown(found: dict[str, Any]) -> str:
     lines = [
         "# Themis in real runs",
         "",
-        f"`python bench/themis_runs.py` on {date.today()}: {platform.machine()}, {os.cpu_count()} cores for all hosts",
-        "of the [lab](../lab.md); gloo uses each host's first NIC, MPI the second. Times in ms: medians over rounds",
-        "in which the candidates take turns, on the slowest rank. Sizes are the whole data of a rank. `baseline` is",
+        f"`sudo python bench/themis_runs.py` on {date.today()}: {platform.machine()}, {os.cpu_count()} cores for all",
+        "hosts of the [lab](../lab.md); gloo uses each host's first NIC, MPI the second. Times in ms: medians over",
+        "rounds in which the candidates take turns, on the slowest rank. Sizes are the whole data of a rank. `baseline` is",
         "the candidate with one order for all chunks. The simulator chooses the number of chunks of both, so neither",
         "is tuned by measurement. `hier` is `hier(…)` over the same backends as `themis(…)`. Where two ranks share a",
         "host's NIC, a measured rate is about half of the network's. `plan` is the simulated time of `themis`, from",

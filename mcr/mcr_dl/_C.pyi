@@ -159,7 +159,7 @@ class TorchBackend:
     def _set_default_timeout(self, timeout: timedelta) -> None: ...
 
 class Pass:
-    """A station that every call of a group goes through."""
+    """A step that every call of a group goes through."""
 
     @property
     def name(self) -> str:
@@ -677,7 +677,7 @@ def gather(tensor: ArrayLike, gather_list: Sequence[ArrayLike] | ArrayLike | Non
     Args:
         tensor: dense tensor that is sent.
         gather_list: list of one dense tensor per rank, or one tensor that holds the blocks in rank
-            order.
+            order; only the root needs it.
         dst: global rank of the root. The keyword may also be root.
         group: group to work in; None: the default group.
         async_op: True: return a Work at once. All ranks give the same value.
@@ -732,7 +732,7 @@ def scatter(tensor: ArrayLike, scatter_list: Sequence[ArrayLike] | ArrayLike | N
     Args:
         tensor: dense tensor that receives the result; same dtype and device as the input.
         scatter_list: list of one dense tensor per rank, or one tensor that holds the blocks in rank
-            order.
+            order; only the root needs it.
         src: global rank of the root. The keyword may also be root.
         group: group to work in; None: the default group.
         async_op: True: return a Work at once. All ranks give the same value.
@@ -1192,10 +1192,11 @@ def gatherv(output: ArrayLike | None, input: ArrayLike, root: int, rcounts: Sequ
     """Gathers rcounts[i] elements from rank i to output[displs[i]:] on the root.
 
     Args:
-        output: dense tensor that receives the result; same dtype and device as the input.
+        output: dense tensor that receives the result; same dtype and device as the input; only the root
+            needs it.
         input: dense tensor that is sent.
         root: global rank of the root. The keyword may also be dst.
-        rcounts: elements of the block from each rank.
+        rcounts: elements of the block from each rank; only the root needs it.
         displs: offset of each rank's block in the output, in elements; None: the blocks are packed.
         group: group to work in; None: the default group.
         async_op: True: return a Work at once. All ranks give the same value.
@@ -1250,9 +1251,9 @@ def scatterv(output: ArrayLike, input: ArrayLike | None, root: int, scounts: Seq
 
     Args:
         output: dense tensor that receives the result; same dtype and device as the input.
-        input: dense tensor that is sent.
+        input: dense tensor that is sent; only the root needs it.
         root: global rank of the root. The keyword may also be src.
-        scounts: elements of the block for each rank.
+        scounts: elements of the block for each rank; only the root needs it.
         displs: offset of each rank's block in the input, in elements; None: the blocks are packed.
         group: group to work in; None: the default group.
         async_op: True: return a Work at once. All ranks give the same value.

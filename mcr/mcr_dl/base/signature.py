@@ -52,6 +52,8 @@ _AT_ONCE = "True: return a Work at once"  # the peer may give another value
 _OWN_PARAMETERS = {
     "send": {"tensor": _SENT, "async_op": _AT_ONCE},
     "recv": {"tensor": _RECEIVED, "async_op": _AT_ONCE},
+    "gather": {kind: f"{_PARAMETERS[kind]}; only the root needs it" for kind in ("outputs", "output", "rcounts")},
+    "scatter": {kind: f"{_PARAMETERS[kind]}; only the root needs it" for kind in ("inputs", "input", "scounts")},
 }
 # The functions that torch does not have.
 _MPI = {

@@ -88,8 +88,9 @@ def destroy_process_group(group: handles.Group = None) -> None:
     """End one group, or the runtime with all groups (None or the default group).
 
     Completes started operations first, for at most ten seconds, and warns of those that do not complete.
-    A rank that is not a member of the group has nothing to end. Raises NotInitializedError outside init and finalize,
-    and DesyncError, after all groups have ended, if the ranks made different calls (``MCR_DL_DEBUG=detail``).
+    A rank that is not a member of the group has nothing to end. Raises NotInitializedError before init and after
+    finalize, and DesyncError, after all groups have ended, if the ranks made different calls
+    (``MCR_DL_DEBUG=detail``).
     Source: torch.distributed.destroy_process_group.
     """
     if handles.not_a_member(group):

@@ -138,8 +138,8 @@ def new_subgroups(
     """Divide a group (None: the default group) into subgroups of ``group_size`` consecutive ranks.
 
     By default a subgroup has the ranks of one host. Returns this rank's subgroup and the list of all. Raises
-    InvalidArgumentError if the sizes do not divide, and without a size if the hosts have different numbers of ranks or
-    their ranks are not consecutive.
+    InvalidArgumentError if ``group_size`` does not divide the group's size, and without a size if the hosts have
+    different numbers of ranks or their ranks are not consecutive.
     Source: torch.distributed.new_subgroups.
     """
     size = get_world_size(group)

@@ -135,7 +135,7 @@ def best(
     chunks: tuple[int, ...] = CHUNKS,
     in_flight: int = 1,
 ) -> Plan:
-    """The plan with the shortest makespan over some policies and numbers of chunks. Memoised."""
+    """The plan with the shortest makespan over some policies and numbers of chunks. Cached."""
     rows = [each.row for each in network.dimensions]
     found = _C.ThemisPlan(rows, operation, nbytes, list(policies), list(chunks), in_flight)
     sent = [work * row[2] for work, row in zip(found.work, rows, strict=True)]

@@ -67,25 +67,25 @@ class ByteScheduler(nn.Module):
         """Collective over the group; parameters and buffers become rank 0's.
 
         Args:
-            module: an eager model on the CPU, with equal parameters on all ranks.
+            module: an eager model on the CPU, with equal names, shapes and types of parameters on all ranks.
             optimizer: any of torch.optim that updates each parameter by itself; LBFGS and closures are refused. Its
                 ``step`` belongs to this object until ``close()``.
-            partition: bytes per operation at most, None for whole gradients, or "auto".
+            partition: bytes per operation at most (from 1024), None for whole gradients, or "auto".
             credit: bytes in flight at most, None for no limit, or "auto". One partition is always in flight.
             form: "all_reduce", or "reduce_scatter": reduce_scatter in the backward pass, and then all_gather in the
                 order of the forward pass; "auto" limits stand for None there.
             tuning: how "auto" limits are found. "shortlist": the plans that simulation prefers take turns of some
                 training steps, and the fastest stays, after about 130 steps; "bayesian": then 15 more settings are
-                measured, 25 steps each, which an optimiser finds (``pip install optuna scipy``); "simulation": the plan
+                measured, 25 steps each, which a search finds (``pip install optuna scipy``); "simulation": the plan
                 that simulation prefers.
             order: "static": the plan's order. "leader": rank 0 chooses the order by priority during each backward pass,
                 for models whose graph changes from step to step; implies ``tuning="simulation"``.
             group: the ranks; the default group's by default. The operations run on a group of their own.
-            backend: a candidate for all operations; the group's choice by default.
+            backend: a candidate for all operations; by default the group's choice, and for gradients the fastest one.
             broadcast_buffers: whether each training forward pass begins with rank 0's buffers, as in DDP.
 
-        Raises on all ranks InvalidArgumentError if models or arguments are wrong or differ between the ranks, and
-        UnsupportedError for models on devices, compiled models and optimizers that need all parameters at once.
+        Raises on all ranks InvalidArgumentError or InvalidTypeError if models or arguments are wrong or differ between
+        the ranks; UnsupportedError for models on devices, compiled models, and optimizers that need all parameters.
         """
         super().__init__()
         self._outer = handles.core_group(group)
@@ -174,7 +174,7 @@ class ByteScheduler(nn.Module):
     def traced(self, path: str | os.PathLike[str]) -> Iterator[timeline.Traced]:
         """Write the plan and the steps in the block to a Chrome trace, for Perfetto; each rank names its own file.
 
-        Gives how much communication was exposed, in milliseconds a step. Raises McrError before there is a plan.
+        Gives how much communication was exposed, in milliseconds per step. Raises McrError before there is a plan.
         """
         self.synchronize()
         given = self.module, self._issuer, self._choice.known, self.plan, self._core.rank()

@@ -129,8 +129,8 @@ def configure(
         verbose: print a line for each call within a second of its end, on rank 0, to standard error.
         debug: record and show the name of the Python function that made the call.
 
-    Raises InvalidArgumentError for a wrong key or value, NotInitializedError outside init and finalize; the log then
-    stays unchanged. Source: deepspeed.comm.configure.
+    Raises InvalidArgumentError for a wrong key or value, NotInitializedError before init and after finalize; the
+    log then stays unchanged. Source: deepspeed.comm.configure.
     """
     global _settings
     given = {"enabled": enabled, "prof_all": prof_all, "prof_ops": prof_ops, "verbose": verbose, "debug": debug}

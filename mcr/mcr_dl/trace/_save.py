@@ -70,7 +70,7 @@ def save(path: str | os.PathLike[str], *, align: bool = True) -> Path:
             meet at the store. False: any rank may call at any time, even from a signal handler; the wall clocks of
             different hosts are then assumed to agree.
 
-    Warns if the log is off and has no records. Raises NotInitializedError outside init and finalize; OSError if
+    Warns if the log is off and has no records. Raises NotInitializedError before init and after finalize; OSError if
     the file cannot be written.
     """
     trace = capture(state.current().timeout if align else None)

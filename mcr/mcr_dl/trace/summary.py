@@ -117,7 +117,7 @@ def log_summary(
             {op: {bytes: {...}}} or None, "metadata": {...}}``, DeepSpeed's keys and some more.
         group: use the records of this group alone; of all groups if None.
 
-    Raises NotInitializedError outside init and finalize, ModuleNotFoundError on rank 0 without the package rich.
+    Raises NotInitializedError before init and after finalize, ModuleNotFoundError on rank 0 without the package rich.
     Source: deepspeed.comm.log_summary.
     """
     current = state.current()

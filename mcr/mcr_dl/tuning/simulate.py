@@ -99,7 +99,7 @@ def _show(network: Network, found: list[tuple[Plan, Plan]], console: Console) ->
             f"{baseline.makespan / plan.makespan:.2f} x",
         )
     console.print_whole(grid, 100)
-    console.say("baseline: with its best number of chunks. gain: baseline by plan")
+    console.say("baseline: with its best number of chunks. gain: baseline / plan")
 
 
 def run(given: argparse.Namespace) -> int:

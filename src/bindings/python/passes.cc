@@ -157,7 +157,7 @@ std::pair<int64_t, std::string> newest_collective(Group& group) {
 
 void add_passes(py::module_& module) {
   add_call(module);
-  py::class_<Pass, std::shared_ptr<Pass>>(module, "Pass", "A station that every call of a group goes through.")
+  py::class_<Pass, std::shared_ptr<Pass>>(module, "Pass", "A step that every call of a group goes through.")
       .def_property_readonly(
           "name", [](const Pass& pass) { return std::string(pass.name()); }, "The name in `set_passes` and reports.")
       .def("_synchronize", [](Pass& pass, milliseconds limit) {
