@@ -386,9 +386,9 @@ def broadcast(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | G
         group_src: the same rank, given by its index in the group; give one of the two.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
-            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
-            group's pass, if it has one (docs/compression.md).
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
+            group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
+            table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
         key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
@@ -441,9 +441,9 @@ def all_reduce(tensor: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group
         async_op: True: return a Work at once. All ranks give the same value.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
-            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
-            group's pass, if it has one (docs/compression.md).
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
+            group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
+            table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
         key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
@@ -490,9 +490,9 @@ def reduce(tensor: ArrayLike, dst: int | None = None, op: ReduceOp | ReduceOp.Re
         group_dst: the same rank, given by its index in the group; give one of the two.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
-            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
-            group's pass, if it has one (docs/compression.md).
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
+            group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
+            table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
         key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
@@ -543,9 +543,9 @@ def all_gather(tensor_list: Sequence[ArrayLike] | ArrayLike, tensor: ArrayLike, 
         async_op: True: return a Work at once. All ranks give the same value.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
-            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
-            group's pass, if it has one (docs/compression.md).
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
+            group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
+            table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
         key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
@@ -591,9 +591,9 @@ def reduce_scatter(output: ArrayLike, input_list: Sequence[ArrayLike] | ArrayLik
         async_op: True: return a Work at once. All ranks give the same value.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
-            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
-            group's pass, if it has one (docs/compression.md).
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
+            group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
+            table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
         key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
@@ -637,9 +637,9 @@ def all_to_all(output_tensor_list: Sequence[ArrayLike] | ArrayLike, input_tensor
         async_op: True: return a Work at once. All ranks give the same value.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
-            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
-            group's pass, if it has one (docs/compression.md).
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
+            group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
+            table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
         key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
@@ -684,9 +684,9 @@ def gather(tensor: ArrayLike, gather_list: Sequence[ArrayLike] | ArrayLike | Non
         group_dst: the same rank, given by its index in the group; give one of the two.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
-            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
-            group's pass, if it has one (docs/compression.md).
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
+            group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
+            table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
         key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
@@ -739,9 +739,9 @@ def scatter(tensor: ArrayLike, scatter_list: Sequence[ArrayLike] | ArrayLike | N
         group_src: the same rank, given by its index in the group; give one of the two.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
-            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
-            group's pass, if it has one (docs/compression.md).
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
+            group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
+            table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
         key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
@@ -829,9 +829,9 @@ def send(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | Group 
         group_dst: the same rank, given by its index in the group; give one of the two.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
-            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
-            group's pass, if it has one (docs/compression.md).
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
+            group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
+            table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
         key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
@@ -874,9 +874,9 @@ def recv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group 
         group_src: the same rank, given by its index in the group; give one of the two.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
-            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
-            group's pass, if it has one (docs/compression.md).
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
+            group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
+            table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
         key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
@@ -918,9 +918,9 @@ def bcast(tensor: ArrayLike, root: int | None = None, group: ProcessGroup | Grou
         async_op: True: return a Work at once. All ranks give the same value.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
-            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
-            group's pass, if it has one (docs/compression.md).
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
+            group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
+            table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
         key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
@@ -970,9 +970,9 @@ def all_gather_into_tensor(output_tensor: ArrayLike, input_tensor: ArrayLike, gr
         async_op: True: return a Work at once. All ranks give the same value.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
-            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
-            group's pass, if it has one (docs/compression.md).
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
+            group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
+            table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
         key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
@@ -1014,9 +1014,9 @@ def all_gather_single(output_tensor: ArrayLike, input_tensor: ArrayLike, group: 
         async_op: True: return a Work at once. All ranks give the same value.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
-            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
-            group's pass, if it has one (docs/compression.md).
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
+            group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
+            table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
         key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
@@ -1061,9 +1061,9 @@ def reduce_scatter_tensor(output: ArrayLike, input: ArrayLike, op: ReduceOp | Re
         async_op: True: return a Work at once. All ranks give the same value.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
-            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
-            group's pass, if it has one (docs/compression.md).
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
+            group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
+            table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
         key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
@@ -1108,9 +1108,9 @@ def reduce_scatter_single(output: ArrayLike, input: ArrayLike, op: ReduceOp | Re
         async_op: True: return a Work at once. All ranks give the same value.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
-            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
-            group's pass, if it has one (docs/compression.md).
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
+            group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
+            table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
         key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
@@ -1154,9 +1154,9 @@ def all_to_all_single(output: ArrayLike, input: ArrayLike, output_split_sizes: S
         async_op: True: return a Work at once. All ranks give the same value.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
-            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
-            group's pass, if it has one (docs/compression.md).
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
+            group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
+            table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
         key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
@@ -1204,9 +1204,9 @@ def gatherv(output: ArrayLike | None, input: ArrayLike, root: int, rcounts: Sequ
             between ranks.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
-            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
-            group's pass, if it has one (docs/compression.md).
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
+            group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
+            table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
         key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
@@ -1261,9 +1261,9 @@ def scatterv(output: ArrayLike, input: ArrayLike | None, root: int, scounts: Seq
             between ranks.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
-            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
-            group's pass, if it has one (docs/compression.md).
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
+            group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
+            table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
         key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
@@ -1317,9 +1317,9 @@ def all_gatherv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], dis
             between ranks.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
-            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
-            group's pass, if it has one (docs/compression.md).
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
+            group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
+            table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
         key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
@@ -1367,9 +1367,9 @@ def all_to_allv(output: ArrayLike, input: ArrayLike, scounts: Sequence[int], rco
             between ranks.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
-            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
-            group's pass, if it has one (docs/compression.md).
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
+            group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
+            table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
         key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
@@ -1417,9 +1417,9 @@ def reduce_scatterv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int],
             between ranks.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
-            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
-            group's pass, if it has one (docs/compression.md).
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
+            group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
+            table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
         key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
@@ -1463,9 +1463,9 @@ def isend(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | Group
         group_dst: the same rank, given by its index in the group; give one of the two.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
-            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
-            group's pass, if it has one (docs/compression.md).
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
+            group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
+            table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
         key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
@@ -1501,9 +1501,9 @@ def irecv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group
         group_src: the same rank, given by its index in the group; give one of the two.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
-            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
-            group's pass, if it has one (docs/compression.md).
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
+            group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
+            table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
         key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays

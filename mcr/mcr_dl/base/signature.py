@@ -35,8 +35,8 @@ _PARAMETERS = {
     "backend": "name of one of the group's backends, or 'auto'; None: the group's choice. May also lead the "
     "positional arguments",
     "size_hint": "size in bytes, equal on all ranks, by which 'auto' chooses where the counts differ between ranks",
-    "codec": "codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'. 'none': no "
-    "compression. 'auto': the codec of the tuning table. None: the codec of the group's pass, if it has one "
+    "codec": "codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the group needs "
+    "the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning table. None: the pass's own "
     "(docs/compression.md)",
     "priority": "32-bit integer, equal on all ranks. A pass that holds several calls issues those with the lowest "
     "priority value first",

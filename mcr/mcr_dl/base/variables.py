@@ -183,7 +183,18 @@ OTHERS = (
         "`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`",
         "torch's; they take precedence over a launcher's own",
     ),
-    ("`OMPI_COMM_WORLD_*`, `PMI_*`, `SLURM_*`", "rank, size and local rank from `mpiexec` and `srun`"),
+    (
+        "`OMPI_COMM_WORLD_*`, `PMI_*`, `MPI_LOCALRANKID`, `MPI_LOCALNRANKS`, `SLURM_*`",
+        "rank, size, local rank and ranks per host from `mpiexec` and `srun`",
+    ),
+    (
+        "`TORCHELASTIC_RUN_ID`, `TORCHELASTIC_USE_AGENT_STORE`",
+        "torchrun's: whether it has started the process, and whether its agent holds the store",
+    ),
+    (
+        "`OMP_NUM_THREADS`",
+        "`mcr-bench`, `mcr-tune` and `python -m mcr_dl.testing` set it to `1` for their ranks, unless set already",
+    ),
     ("`XDG_CACHE_HOME`", "the folder of the cache with the tuning tables; default `~/.cache`"),
     ("`OPAL_PREFIX`, `PMI_*`, `PMIX_*`", "set while MCR-DL starts MPI without an MPI launcher"),
     (

@@ -81,7 +81,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--async", dest="asynchronous", action="store_true", help="time async_op=True and wait()")
     result.add_argument("--in-place", action="store_true", help="use one buffer for input and output")
     add("--device", convert=device, default="cpu", meta="DEVICE", text="cpu or cuda (default: cpu)")
-    text = "most time per size, for all backends (default: 0.5)"
+    text = "maximum time per size, for all backends together (default: 0.5)"
     add("--budget", convert=above(0), default=0.5, meta="SECONDS", text=text)
     add(
         "--confidence",

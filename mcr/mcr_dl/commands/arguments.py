@@ -149,7 +149,7 @@ def command(name: str, description: str, epilog: str | None = None) -> Parser:
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add the option that writes a report as JSON."""
-    text = "write the report as JSON; - is the standard output, in place of the report"
+    text = "write the report to FILE as JSON; -: print JSON in place of the report"
     parser.add_argument("--json", type=checked(json_file), metavar="FILE", help=text)
 
 

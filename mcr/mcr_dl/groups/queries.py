@@ -89,7 +89,7 @@ def get_backend_config(group: handles.Group = None) -> str:
 
 
 def get_default_backend_for_device(device: str | torch.device) -> str:
-    """The backend that is tried first for a device (torch.distributed.get_default_backend_for_device).
+    """The first backend for a device, of those that reach all hosts (torch.distributed.get_default_backend_for_device).
 
     Raises InvalidArgumentError for a device that no backend here serves.
     """
@@ -103,7 +103,7 @@ def get_default_backend_for_device(device: str | torch.device) -> str:
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
     """This process's rank on its host, from the launcher (torch.distributed.get_node_local_rank).
 
-    Without a launcher: the fallback, or the place among the host's ranks once the default group is initialized. Raises
+    Without a launcher: the fallback, or the index among the host's ranks once the default group is initialized. Raises
     InvalidArgumentError if neither is there.
     """
     launch = launcher.detect()

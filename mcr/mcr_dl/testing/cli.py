@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     result = arguments.command(
         PROGRAM,
-        "Run the cases of the operations on a backend, also one of another package, and check every result.",
+        "Run the cases of the operations on a backend, including one from another package, and check every result.",
         "Starts its own ranks on this machine.",
     )
     checked = arguments.checked
@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("-n", type=checked(_ranks), default=3, metavar="RANKS", help=text)
     text = "operations, or all (default: all); to test point-to-point operations, list both send and recv"
     result.add_argument("--ops", type=checked(_operations), default=tuple(OPS), metavar="LIST", help=text)
-    text = f"which share of the cases runs; {cases.SEEDS} seeds in a row cover all (default: another one each day)"
+    text = f"which share of the cases runs; {cases.SEEDS} seeds in a row cover all (default: a different one each day)"
     result.add_argument("--seed", type=checked(arguments.count(0)), default=None, metavar="NUMBER", help=text)
     result.add_argument("--all", dest="everything", action="store_true", help="run all cases instead of a share")
     text = "seconds for 100 cases (default: 60); longer means a hang"

@@ -116,7 +116,7 @@ def parser() -> argparse.ArgumentParser:
     ) -> argparse.ArgumentParser:
         command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
         named = {
-            "TRACES": "the folder, or the .json name, that save() was given",
+            "TRACES": "the folder in MCR_DL_TRACE, or the folder or .json name given to mcr_dl.trace.save()",
             "FILE": "a graph that mcr-trace capture has written",
         }
         given = named.get(place, "the folder")
@@ -133,7 +133,7 @@ def parser() -> argparse.ArgumentParser:
     text = "The cause of a failure, from the dumps in MCR_DL_DUMP_DIR."
     for report in (summary, add("diagnose", _diagnose, text, place="DUMPS")):
         arguments.add_json(report)
-    text = "A training iteration as a graph for the command plan, from at least three iterations."
+    text = "Make a graph of a training iteration, for mcr-trace plan, from a trace of at least three iterations."
     capturing = add("capture", _capture_graph, text, "JSON")
     text = "calls per iteration (default: the shortest sequence that repeats)"
     capturing.add_argument("--calls", type=arguments.checked(arguments.count(1)), metavar="N", help=text)

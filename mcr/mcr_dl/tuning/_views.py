@@ -39,10 +39,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     drawn.add_argument("--ops", type=names, metavar="LIST", help=text)
     count, text = arguments.checked(arguments.count(1)), "draw the measurements for this number of ranks"
     drawn.add_argument("-n", type=count, metavar="RANKS", help=f"{text} (default: the largest)")
-    compared = view("diff", "What differs between two tables.")
+    compared = view("diff", "Show the differences between two tables.")
     compared.add_argument("a", metavar="A", help="the first table")
     compared.add_argument("b", metavar="B", help="the second table")
-    simulate.add(view(simulate.NAME, "How long a collective takes on a network of several dimensions."))
+    simulate.add(view(simulate.NAME, "Simulate the time of a collective on a network of several dimensions."))
 
 
 def _read(path: str | None) -> Table:

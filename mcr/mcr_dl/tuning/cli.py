@@ -118,7 +118,7 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help=f"measure no asynchronous calls (otherwise {', '.join(frequent())}, of the first element type)",
     )
-    result.add_argument("--resume", action="store_true", help="go on with a run that was interrupted")
+    result.add_argument("--resume", action="store_true", help="continue an interrupted run")
     add("-n", _ranks, None, "RANKS", "ranks to start here, or several numbers: 2,4 (default: 2)")
     add("--ops", arguments.operation_names, tuple(_C.operations()), "LIST", "operations (default: all)")
     text = "backends, each with its variants (default: all that work here)"
@@ -128,7 +128,7 @@ def parser() -> argparse.ArgumentParser:
     text = "also each backend with these codecs, such as bf16,int8 (default: none)"
     add("--codecs", _codecs, (), "LIST", text)
     arguments.add_sizes(result, (None, "64M; quick: 16M"), (None, "2; quick: 4"))
-    text = "most time per size, for all candidates (default: 1.0; quick: 0.4)"
+    text = "maximum time per size, for all candidates together (default: 1.0; quick: 0.4)"
     add("--budget", arguments.above(0), None, "SECONDS", text)
     text = "stop when medians are certain to ±SHARE (default: 0.025)"
     add("--confidence", arguments.above(0), 0.025, "SHARE", text)

@@ -46,14 +46,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     text = "data of a rank; K, M, G: powers of 1024"
     sizes.add_argument("--bytes", type=checked(_size), metavar="SIZE", help=text)
     sizes.add_argument("--sizes", type=checked(_sizes), metavar="LIST", help="several sizes: 1M,16M,256M")
-    parser.add_argument(
-        "--policy",
-        type=checked(one_of(lambda: list(plans.POLICIES))),
-        default=_AUTO,
-        metavar="POLICY",
-        help=f"{', '.join(plans.POLICIES)} (default: {_AUTO}, the best of the others and of 1 to 512 chunks)",
-    )
-    text = "equal parts of the data, 1 to 512 (default: 64); auto: a number to try in addition"
+    policies = ", ".join(plans.POLICIES)
+    text = f"{policies} (default: {_AUTO}, the best of the others with 1, 2, 3, 4, 6, 8, ... or 512 chunks)"
+    policy = checked(one_of(lambda: list(plans.POLICIES)))
+    parser.add_argument("--policy", type=policy, default=_AUTO, metavar="POLICY", help=text)
+    text = "equal parts of the data, 1 to 512 (default: 64); with --policy auto, a number to try in addition to its own"
     parser.add_argument("--chunks", type=checked(arguments.count(1)), metavar="N", help=text)
     text = "steps that run at once in a dimension (default: 1)"
     parser.add_argument("--in-flight", type=checked(arguments.count(1)), default=1, metavar="N", help=text)
