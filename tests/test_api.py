@@ -8,6 +8,7 @@ import inspect
 import pydoc
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ import mcr_dl
 from harness import Pools
 from mcr_dl import _C, _generate
 from mcr_dl.base.signature import root_names
+from mcr_dl.libraries import registry
 from ranks import api, session, works
 
 SHARED = [name for name in mcr_dl.__all__ if callable(getattr(torch_dist, name, None))]
@@ -85,6 +87,18 @@ def test_nothing_is_missing() -> None:
     listing = _words("init finalize synchronize get_backends get_size get_rank bcast gatherv scatterv all_gatherv")
     assert {*listing, "all_to_allv", "reduce_scatterv", "all_gather_single", "reduce_scatter_single"} <= ours
     assert {row["name"] for row in _C.signatures()} <= ours
+
+
+def test_a_package_whose_entry_point_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its backend is unavailable, with the reason; the others are not concerned."""
+
+    def load() -> None:
+        raise RuntimeError("my package is broken")
+
+    monkeypatch.setattr(registry, "_third_party", lambda: {"broken": SimpleNamespace(load=load)})
+    found = mcr_dl.available_backends()
+    assert found["broken"] == "unavailable: its entry point raises RuntimeError: my package is broken"
+    assert found["gloo"].startswith("ok")
 
 
 def test_availability() -> None:

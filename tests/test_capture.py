@@ -64,6 +64,12 @@ def test_an_iteration_is_found_between_others(waits: bool) -> None:
     assert Planner(found).program_order().iteration == (110 + 10 + 30 + 80 if waits else 75 + 10 + 25 + 115)
 
 
+def test_ranks_that_take_no_part() -> None:
+    """A rank with fewer calls than an iteration has makes others."""
+    records = [_record("all_reduce", start, start + 10, in_count=3 + start % 200) for start in range(0, 800, 100)]
+    assert len(capture.capture([records, records[:1], []]).calls) == 2
+
+
 def test_calls_outside_the_algebra_stay_as_they_are() -> None:
     records = [_record("barrier", start, start + 10, in_count=0, out_count=0) for start in range(0, 500, 100)]
     found = capture.capture([records])

@@ -253,6 +253,56 @@ def test_kept_arrays(method: str) -> None:
     assert kept
 
 
+@pytest.mark.parametrize("answer", [10.0, None, -1, 1 << 63])
+def test_capacities_that_are_no_sizes(answer: Any) -> None:
+    """The error names the codec and its method."""
+
+    class Wrong(compress._Broken):
+        def capacity(self, *_: Any) -> int:
+            return answer
+
+    passes.register_codec(Wrong("nowhere"), f"capacity-{answer}")
+    with pytest.raises(mcr_dl.InvalidArgumentError, match=rf"codec capacity-{answer}: capacity\(\).*got {answer}"):
+        passes.encode(torch.ones(5), f"capacity-{answer}")
+
+
+def test_capacities_that_change() -> None:
+    """The first answer stands: memory is made by one, and filled by a later one."""
+
+    class Growing(compress._Broken):
+        room = 100
+
+        def capacity(self, *_: Any) -> int:
+            self.room *= 1000
+            return self.room
+
+        def encode(self, values: Any, out: Any) -> int:
+            out[:] = 1
+            return super().encode(values, out)
+
+    passes.register_codec(Growing("nowhere"), "growing")
+    for _ in range(3):
+        _equal(_around(torch.ones(5), "growing"), torch.ones(5))
+
+
+def test_encode_raises() -> None:
+    """``encode`` itself raises the codec's error, not a later ``decode``."""
+
+    class Failing(compress._Broken):
+        def encode(self, *_: Any) -> int:
+            raise ArithmeticError("no such value")
+
+    passes.register_codec(Failing("nowhere"), "failing")
+    with pytest.raises(mcr_dl.BackendError, match=r"codec failing: the sender could not encode: .*no such value"):
+        passes.encode(torch.ones(5), "failing")
+
+
+@pytest.mark.parametrize("options", ["tolerance=1e-3", "feedback=a,tolerance=1e-3", "tolerance=1e-3,feedback=a"])
+def test_bounds_of_zfp(options: str) -> None:
+    """Whatever the order of the options."""
+    assert passes.error_bound(f"zfp:{options}") == "1e-3 for each value"
+
+
 def test_registering() -> None:
     """A taken name and an object that is not a codec are errors."""
     with pytest.raises(mcr_dl.InvalidArgumentError, match="bf16"):

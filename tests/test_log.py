@@ -10,7 +10,7 @@ import pytest
 from harness import Pools
 from mcr_dl import InvalidArgumentError
 from mcr_dl.passes.log import Log
-from ranks import log
+from ranks import log, log_views
 
 
 @pytest.mark.parametrize(("backend", "world"), [("mpi", 2), ("gloo", 2), ("gloo", 3)])
@@ -97,6 +97,53 @@ def test_priorities_and_keys(pools: Pools) -> None:
     """Records have what the calls say; what is no priority or key is refused."""
     for found in pools.get("processes", 2).run(log.named):
         assert found == [(2, "head.weight"), (-1, "tail.weight"), (0, "step"), (0, None)]
+
+
+def test_a_call_that_one_rank_refuses(pools: Pools) -> None:
+    """It gets no number, so the numbers of later calls stay equal on all ranks."""
+    first, *others = pools.get("processes", 3).run(log_views.refused_on_one_rank)
+    calls = [(1, "all_reduce", "completed"), (2, "broadcast", "completed")]
+    assert first == [(0, "all_reduce", "failed"), *calls]
+    assert others == [calls, calls]
+
+
+def test_stragglers_of_a_subgroup(pools: Pools) -> None:
+    """``log_summary`` of a group, on all ranks of the job."""
+    pools.get("processes", 3).run(log_views.stragglers_of_a_subgroup)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_meetings_that_ranks_miss(pools: Pools, tmp_path: Path, world: int) -> None:
+    """``trace.save`` and ``log_summary`` on some of the ranks, and then on all of them."""
+    pools.get("processes", world).run(log_views.meetings_missed, str(tmp_path))
+
+
+def test_more_counts_than_the_ring_keeps(pools: Pools) -> None:
+    """Calls without counts have lost none."""
+    for found in pools.get("processes", 2).run(log_views.many_splits):
+        assert found == [("all_to_allv", False), ("all_reduce", False)]
+
+
+def test_records_lost_before_a_reset(pools: Pools) -> None:
+    for found in pools.get("processes", 2).run(log_views.lost_before_reset):
+        assert found == (5, 0)
+
+
+def test_verbose_ends(pools: Pools) -> None:
+    """Only calls of groups with a verbose log are printed, and a later life of the runtime begins anew."""
+    first, second = pools.get("processes", 2).run(log_views.verbose_no_more)
+    assert (first, second) == ((1, []), (0, []))
+
+
+def test_callers_of_torchs_calls(pools: Pools) -> None:
+    """The program's functions, not torch's, and not those of other calls."""
+    train = [("all_reduce", "train"), ("broadcast", "train")]
+    for found in pools.get("processes", 2).run(log_views.callers_of_torch):
+        assert found == [*train, ("all_reduce", "evaluate"), *train]
+
+
+def test_names_of_regions(pools: Pools, tmp_path: Path) -> None:
+    pools.get("processes", 2).run(log_views.region_names, str(tmp_path))
 
 
 def test_options_are_checked() -> None:

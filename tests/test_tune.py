@@ -257,6 +257,7 @@ def test_an_interrupted_command_goes_on(tmp_path: Path) -> None:
         (["--ops", "all_reduc"], "all_reduce"),
         (["--backends", "mpj"], "nccl, shm, mpi, gloo"),
         (["--dtypes", "float23"], "float32"),
+        (["--dtypes", "float32,float64"], "expected one type of each class, as in tables, got float32 and float64"),
         (["-n", "1"], "2"),
         (["show", "--table", "/nowhere/t.json"], "/nowhere/t.json"),
         (["diff", "a"], "B"),

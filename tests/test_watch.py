@@ -27,7 +27,7 @@ from mcr_dl.watch._alarm import Alarm, Exchange
 from mcr_dl.watch._diagnosis import absent, call_text, complete, diagnose, first_difference
 from mcr_dl.watch._inquiry import Inquiries
 from mcr_dl.watch._losses import Losses
-from mcr_dl.watch._watch import Groups, Watch
+from mcr_dl.watch._watch import Watch
 
 RANKS = [0, 1, 2]
 
@@ -365,7 +365,7 @@ def test_an_alarm_that_was_not_rung() -> None:
 
 def test_the_watch_goes_on_after_an_error(caplog: pytest.LogCaptureFixture) -> None:
     """With its other steps; it is logged once."""
-    made = Watch(torch_dist.HashStore(), 0, 1, Groups(list, bool), detail=False, former=None)  # type: ignore[arg-type]
+    made = Watch(torch_dist.HashStore(), 0, 1, list, detail=False, former=None)
     looks = threading.Semaphore(0)
 
     def fail() -> None:
@@ -383,7 +383,7 @@ def test_the_watch_goes_on_after_an_error(caplog: pytest.LogCaptureFixture) -> N
 
 def test_calls_that_time_out_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """A later call of the group shares the diagnosis of an earlier one, unless all ranks have arrived at that."""
-    made = Watch(torch_dist.HashStore(), 0, 2, Groups(list, bool), detail=False, former=None)  # type: ignore[arg-type]
+    made = Watch(torch_dist.HashStore(), 0, 2, list, detail=False, former=None)
     texts = iter(["Not arrived: rank 1.", "All ranks have arrived: late.", "Not arrived: rank 1, again."])
     monkeypatch.setattr(made, "_inquire", lambda *_: next(texts))
     monkeypatch.setattr(_watch, "_position", lambda _: {"group": "g", "ranks": [0, 1]})

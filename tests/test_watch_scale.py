@@ -265,9 +265,9 @@ def compared(store: Any, rank: int, members: list[int], monkeypatch: pytest.Monk
     """One rank's part of the comparison, and a function that lets it make one collective of a group."""
     calls: list[dict[str, Any]] = []
 
-    def positions(since: dict[str, int]) -> list[dict[str, Any]]:
-        new = [call for call in calls if call["seq"] >= since.get("g", 0)]
-        return [{"group": "g", "label": "g", "ranks": members, "calls": new}]
+    def positions(since: dict[int, int]) -> list[dict[str, Any]]:
+        new = [call for call in calls if call["seq"] >= since.get(7, 0)]
+        return [{"group": "g", "number": 7, "former": 0, "derived": False, "ranks": members, "calls": new}]
 
     def made(run: Callable[[], Any], **other: Any) -> Any:
         if other:
@@ -275,7 +275,7 @@ def compared(store: Any, rank: int, members: list[int], monkeypatch: pytest.Monk
         monkeypatch.setattr(_compare, "_C", SimpleNamespace(positions=positions, take_messages=list))
         return run()
 
-    comparison = Comparison(store, rank, size, lambda _: False)
+    comparison = Comparison(store, rank, size)
     return comparison, lambda **other: made(comparison.step, **other), lambda: made(comparison.finish)
 
 
@@ -294,25 +294,62 @@ def test_batches_of_many_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert steps[0]() is None
     assert store.made.total() == 1
     assert steps[0](bytes=16)[1].startswith("the ranks have made different calls: collective 2 of group 'g'")
-    assert not any(store.store.check([f"calls/0/g/{number}"]) for number in range(1, 101))
+    assert store.store.num_keys() == 1  # the counter
 
 
 def test_batches_that_come_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """A number may be taken before its batch is there; a rank's batches are compared in order, each once."""
     store = torch_dist.HashStore()
-    (first, step, _), (_, other, _) = (compared(store, rank, [0, 1], monkeypatch) for rank in range(2))
+    (first, step, _), (second, other, _) = (compared(store, rank, [0, 1], monkeypatch) for rank in range(2))
     other(bytes=4)
     other(bytes=8)
-    hidden = store.get("calls/0/g/1")
-    store.delete_key("calls/0/g/1")
+    key = second._groups[7].key
+    hidden = store.get(f"{key}/1")
+    store.delete_key(f"{key}/1")
     assert step(bytes=4) is None
-    assert first._groups["g"].awaited == [1, 2]
-    store.set("calls/0/g/1", hidden)
-    store.set(f"calls/0/g/{store.add('calls/0/g/made', 1)}", hidden)  # again, as after an error of the store
+    assert first._groups[7].awaited == [1, 2]
+    store.set(f"{key}/1", hidden)
+    store.set(f"{key}/{store.add(f'{key}/made', 1)}", hidden)  # again, as after an error of the store
     assert step(bytes=8) is None
-    assert first._groups["g"].awaited == []
-    assert first._groups["g"].calls == {0: {}, 1: {}}
+    assert first._groups[7].awaited == []
+    assert first._groups[7].calls == {0: {}, 1: {}}
     assert store.num_keys() == 1
+
+
+def test_groups_of_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group that has ended is forgotten, also at the store; a later one of its name and ranks is compared anew."""
+    store = torch_dist.HashStore()
+    both = [Comparison(store, rank, 2) for rank in range(2)]
+
+    def step(rank: int, former: int, *calls: dict[str, Any]) -> tuple[str, str] | None:
+        group = {"group": "g", "number": former, "former": former, "derived": False, "ranks": [0, 1], "calls": calls}
+        core = SimpleNamespace(positions=lambda _: [group] if calls else [], take_messages=list)
+        monkeypatch.setattr(_compare, "_C", core)
+        return both[rank].step()
+
+    for former in range(3):
+        assert [step(rank, former, {**CALL, "seq": 1}, {**CALL, "seq": 2}) for rank in (1, 0)] == [None, None]
+        assert [step(rank, former) for rank in (1, 0)] == [None, None]
+        assert both[0]._groups == both[1]._groups == {}
+        assert store.num_keys() == 0
+    step(1, 3, {**CALL, "seq": 1, "bytes": 4})
+    found = step(0, 3, {**CALL, "seq": 1, "bytes": 8})
+    assert found is not None
+    assert "collective 1 of group 'g'" in found[1]
+
+
+def test_calls_that_were_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that makes many calls at once may leave some out: their counterparts do not stay."""
+    store = torch_dist.HashStore()
+    (first, step, _), (_, other, _) = (compared(store, rank, [0, 1], monkeypatch) for rank in range(2))
+    for _ in range(3):
+        other(bytes=4)
+    first._groups[7] = _compare._Group({"group": "g", "former": 0, "ranks": [0, 1]}, 0)
+    first._groups[7].next = 3  # calls 1 and 2 are not known any more
+    for _ in range(2):
+        assert step(bytes=4) is None
+    assert step(bytes=4) is None
+    assert first._groups[7].calls == {0: {}, 1: {}}
 
 
 def test_the_end_of_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:

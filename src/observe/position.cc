@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <list>
+#include <map>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -23,6 +24,9 @@ struct Living {
   std::mutex mutex;
   std::list<std::pair<int, std::string>> lost;     // ranks, and why; guarded by mutex. Entries are never removed
   std::vector<std::weak_ptr<const Position>> all;  // guarded by mutex
+  int64_t made = 0;                                // guarded by mutex
+  // In detail mode: the groups so far, by their name and a digest of their ranks. Guarded by mutex.
+  std::map<std::pair<std::string, uint64_t>, int64_t> alike;
 };
 
 // Never destroyed: groups may be destroyed during process exit.
@@ -71,6 +75,12 @@ std::shared_ptr<Position> Position::make(const std::string& group, const std::st
   const std::lock_guard lock(living().mutex);
   std::erase_if(living().all, [](const auto& one) { return one.expired(); });
   living().all.push_back(made);
+  made->number_ = ++living().made;
+  if (detail()) {
+    uint64_t members = 0;
+    for (const auto member : made->ranks_) members = digest(members, static_cast<uint64_t>(member) + 1);
+    made->former_ = living().alike[{group, members}]++;
+  }
   for (const auto& [lost, text] : living().lost) made->lose_if_member(lost, text);
   return made;
 }
@@ -101,6 +111,7 @@ void Position::forget_losses() {
   // A job that starts anew in this process has other processes.
   const std::lock_guard lock(living().mutex);
   for (auto& [rank, text] : living().lost) rank = -1;
+  living().alike.clear();
 }
 
 const std::string* Position::lost(const std::string& label) {

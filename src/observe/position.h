@@ -100,6 +100,14 @@ class Position {
   const std::string& label() const { return label_; }
   const std::vector<int>& ranks() const { return ranks_; }
   int rank() const { return rank_; }
+  /// The group's calls follow from another group's, and have one order for each backend alone.
+  void derive() noexcept { derived_.store(true, std::memory_order_relaxed); }
+  bool derived() const noexcept { return derived_.load(std::memory_order_relaxed); }
+  /// Of this object, unique in the process.
+  int64_t number() const { return number_; }
+  /// In detail mode: how many groups with this name and these ranks there were before it. Equal on the members, which
+  /// make groups together.
+  int64_t former() const { return former_; }
 
   /// The group has been destroyed: all() no longer has it, even while the program keeps the object. A later life of the
   /// runtime may have a group with the same name.
@@ -124,8 +132,11 @@ class Position {
   const std::string& label_;
   const std::vector<int> ranks_;
   const int rank_;
+  int64_t number_ = 0;
+  int64_t former_ = 0;
   mutable std::atomic<const std::string*> lost_{nullptr};
   std::atomic<bool> ended_{false};
+  std::atomic<bool> derived_{false};
   std::atomic<bool> closed_{false};
   std::atomic<int64_t> left_{0};  // calls and uses that have ended: they are counted without the lock
   mutable std::atomic_flag busy_ = ATOMIC_FLAG_INIT;

@@ -85,6 +85,7 @@ std::optional<Record> Ring::read_record(int64_t number) const {
 }
 
 std::optional<std::vector<int64_t>> Ring::read_splits(uint64_t from, uint32_t count) const {
+  if (count == 0) return std::vector<int64_t>{};  // `from` is of no use
   std::vector<int64_t> result(count);
   for (auto& value : result) value = splits_[from++ % split_capacity_].load(std::memory_order_acquire);
   if (next_split_.load(std::memory_order_relaxed) > from - count + split_capacity_) return std::nullopt;

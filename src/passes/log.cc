@@ -60,9 +60,25 @@ void follow(int64_t number, const Passage& passage, Work& work) {
   });
 }
 
+// The rest of the chain has returned.
+void ended(int64_t number, const Passage& passage, const Outcome& outcome) {
+  const auto& times = passage.notes.times;
+  if (outcome.work != nullptr) {
+    follow(number, passage, *outcome.work);
+  } else if (times != nullptr) {
+    handed_over(number, passage);
+  } else {
+    finish(number, passage, CallState::Completed, outcome.source);
+  }
+  if (times == nullptr) return;
+  Recorder::instance().follow(number, times);
+  Recorder::instance().collect();
+}
+
 }  // namespace
 
-int64_t Log::record(const Passage& passage, int64_t seq) const {
+int64_t Log::record(Passage& passage, int64_t seq) const {
+  passage.notes.timed = true;
   auto& recorder = Recorder::instance();
   auto& ring = recorder.ring();
   const Call& call = passage.call;
@@ -92,30 +108,24 @@ int64_t Log::record(const Passage& passage, int64_t seq) const {
   return record.number;
 }
 
+void Log::withdraw(int64_t number, int64_t seq) const {
+  auto last = seq;
+  if (!group_.collectives.compare_exchange_strong(last, seq - 1)) return;
+  Recorder::instance().change(number, [](Record& record) { record.seq = 0; });
+}
+
 Outcome Log::handle(Passage& passage, const Next& next) {
   const auto op = passage.call.op;
   auto& counter = row(op).is(kPeer) ? group_.messages : group_.collectives;
   const auto seq = counter.fetch_add(1, std::memory_order_relaxed) + 1;
-  if (!ops_.test(static_cast<std::size_t>(op))) return next(passage);
-  const auto number = record(passage, seq);
-  passage.notes.timed = true;
+  const auto number = ops_.test(static_cast<std::size_t>(op)) ? record(passage, seq) : 0;
   try {
     auto outcome = next(passage);
-    const auto& times = passage.notes.times;
-    if (outcome.work != nullptr) {
-      follow(number, passage, *outcome.work);
-    } else if (times != nullptr) {
-      handed_over(number, passage);
-    } else {
-      finish(number, passage, CallState::Completed, outcome.source);
-    }
-    if (times != nullptr) {
-      Recorder::instance().follow(number, times);
-      Recorder::instance().collect();
-    }
+    if (number != 0) ended(number, passage, outcome);
     return outcome;
   } catch (...) {
-    finish(number, passage, CallState::Failed, -1);
+    if (number != 0) finish(number, passage, CallState::Failed, -1);
+    if (!passage.notes.sent && !row(op).is(kPeer)) withdraw(number, seq);
     throw;
   }
 }

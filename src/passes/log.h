@@ -21,7 +21,9 @@ class Log : public Pass {
   Outcome handle(Passage& passage, const Next& next) override;
 
  private:
-  int64_t record(const Passage& passage, int64_t seq) const;
+  int64_t record(Passage& passage, int64_t seq) const;
+  // A call that was refused, perhaps on this rank alone, gives its number back, unless another call has followed it.
+  void withdraw(int64_t number, int64_t seq) const;
 
   RecordedGroup& group_;
   const Ops ops_;

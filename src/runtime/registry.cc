@@ -21,7 +21,9 @@ std::unique_ptr<Backend> create_from(const std::string& path, const std::string&
     throw Error(ErrorCode::Unavailable, path + ": expected plugin version " + std::to_string(kPluginVersion) +
                                             ", got " + std::to_string(plugin->version) + "; rebuild the backend");
   }
-  return plugin->create(library);
+  auto made = plugin->create(library);
+  if (made == nullptr) throw Error(ErrorCode::Unavailable, path + ": create() returned no backend");
+  return made;
 }
 
 }  // namespace

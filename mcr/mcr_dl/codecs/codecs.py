@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import operator
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 
 from mcr_dl import _C
-from mcr_dl.base.errors import InvalidTypeError
+from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError
 from mcr_dl.codecs import zfp
 from mcr_dl.codecs.zfp import Bytes, Values
 
@@ -38,6 +39,9 @@ class Codec(Protocol):
         """Write the values to ``out``; equal bytes must give equal values on all ranks."""
 
 
+_MOST_BYTES = 1 << 48  # of an encoded part
+
+
 class _Adapter:
     """A codec on memory instead of arrays, as the core calls it."""
 
@@ -45,11 +49,23 @@ class _Adapter:
         self.name = name
         self.fixed = bool(codec.fixed)
         self.dtypes = list(codec.dtypes)
-        self.capacity = codec.capacity
         self._codec = codec
+        self._capacities: dict[tuple[int, str], int] = {}  # memory is made by one answer, and filled by a later one
+
+    def capacity(self, count: int, dtype: str) -> int:
+        if (count, dtype) not in self._capacities:
+            found = self._codec.capacity(count, dtype)
+            if not isinstance(found, int | np.integer) or not 0 <= found <= _MOST_BYTES:
+                message = (
+                    f"codec {self.name}: capacity(): expected a whole number from 0 to {_MOST_BYTES}, got {found!r}"
+                )
+                raise InvalidArgumentError(message)
+            self._capacities[count, dtype] = int(found)
+        return self._capacities[count, dtype]
 
     def encode(self, values: memoryview, dtype: str, out: memoryview) -> int:
-        return int(_called(self._codec.encode, [np.frombuffer(values, dtype), np.frombuffer(out, np.uint8)]))
+        arrays: list[Bytes | Values] = [np.frombuffer(values, dtype), np.frombuffer(out, np.uint8)]
+        return operator.index(_called(self._codec.encode, arrays))
 
     def decode(self, data: memoryview, out: memoryview, dtype: str) -> None:
         _called(self._codec.decode, [np.frombuffer(data, np.uint8), np.frombuffer(out, dtype)])
@@ -112,12 +128,10 @@ def error_bound(codec: str) -> str:
     """
     name, _, options = codec.partition(":")
     if name == "zfp":
-        key, _, value = options.partition("=")
-        return (
-            f"{value} for each value"
-            if key == "tolerance"
-            else "no bound: the error grows with the roughness of the values"
-        )
+        given = dict(option.partition("=")[::2] for option in options.split(","))
+        if "tolerance" in given:
+            return f"{given['tolerance']} for each value"
+        return "no bound: the error grows with the roughness of the values"
     return _BOUNDS.get(name, "not stated")
 
 

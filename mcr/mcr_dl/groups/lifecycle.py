@@ -100,8 +100,7 @@ def start(
     current.passes = specifications
     try:
         if not problem:
-            groups = watch.Groups(state.living, state.is_shadow)
-            watch.start(current.store, launch.rank, launch.size, groups, detail=_debug() == "detail")
+            watch.start(current.store, launch.rank, launch.size, state.living, detail=_debug() == "detail")
         if getattr(pg_options, "is_high_priority_stream", False):
             devices.raise_priority()
         _agree(current, tuning_table, problem)
@@ -133,9 +132,8 @@ def start_again(
     """Start the runtime in the place of a lost rank, without the default group. ``begin`` gets the passes."""
     exit_steps.prepare()
     current = begin(chain.with_scheduler(trace.with_log(chain.specify(passes))))
-    groups = watch.Groups(state.living, state.is_shadow)
     rank, size = current.launch.rank, current.launch.size
-    watch.start(current.store, rank, size, groups, detail=_debug() == "detail", former=former)
+    watch.start(current.store, rank, size, state.living, detail=_debug() == "detail", former=former)
     _watch_processes(current)
     return current
 

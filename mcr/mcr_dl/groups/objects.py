@@ -224,7 +224,7 @@ def monitored_barrier(
     current = state.current()
     members = handles.core_group(group)
     limit = members.timeout if timeout is None else _C.timeout(timeout)
-    name = f"monitored_barrier/{members.name()}"
+    name = f"monitored_barrier/{members.ranks[0]}/{members.name()}"
     number = current.count(members.name())
     key = f"{name}/{number}"
     mine = f"{key}/{members.rank()}"

@@ -259,10 +259,10 @@ def on_abort(group: _C.Group) -> None:
 def split(parent: _C.Group, ranks: Sequence[int], name: str, timeout: timedelta, options: Any) -> Any:
     """Make the backend of a part of the group; its members call, with ranks of the parent."""
     turn = state.current().count(f"torch split {parent.group_name} {name}")
-    members = [parent.ranks[rank] for rank in ranks]
+    members = [parent.ranks[rank] for rank in ranks]  # several parts may have one name
     wanted = _named(options)
     names = lines.that_fit(registry.parse_for_group(wanted) if wanted else parent.backends, members)
-    group = factory.make_group(f"{parent.group_name}/torch-{name}-{turn}", members, names, timeout)
+    group = factory.make_group(f"{parent.group_name}/torch-{name}-{members[0]}-{turn}", members, names, timeout)
     _agree_on_form(group, options, parent)
     return _C.TorchBackend(group, list(group.backends))
 

@@ -45,7 +45,11 @@ class _ThirdParty(Library):
     """A module that another package brings, named by an entry point."""
 
     def locate(self) -> tuple[str, str]:
-        path = str(_third_party()[self.name].load()())
+        try:
+            path = str(_third_party()[self.name].load()())
+        except Exception as error:  # another package's code
+            text = f"its entry point raises {type(error).__name__}: {error}"
+            raise BackendUnavailableError(text) from error
         if not os.path.isabs(path):  # dlopen would look in the current directory or on the loader's path
             raise BackendUnavailableError(f"its entry point gives {path!r}: expected an absolute path")
         return path, ""

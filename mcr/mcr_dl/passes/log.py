@@ -64,5 +64,7 @@ class Log:
         if self.capacity is not None:
             _C.log_resize(self.capacity)
         if self.verbose:
-            printer.start()
+            printer.start(group.name())
+        else:
+            printer.leave_out(group.name())
         return _C.LogPass(group, None if self.ops is None else list(self.ops))

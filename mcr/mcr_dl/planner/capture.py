@@ -109,7 +109,10 @@ def _shortest(ranks: Sequence[Sequence[Record]], found: Sequence[Sequence[Record
     """The times of the calls: the shortest of all ranks that make the same calls."""
     rows = [times(found)]
     for records in ranks[1:]:
-        others = iterations(_finished(records), len(found[-1]))
+        finished = _finished(records)
+        if len(finished) < len(found[-1]):  # it does not take part in these calls
+            continue
+        others = iterations(finished, len(found[-1]))
         same = [signature(record)[1:] for record in others[-1]] == [signature(record)[1:] for record in found[-1]]
         rows += [times(others)] if same else []
     return [min(column) for column in zip(*rows, strict=True)]

@@ -28,7 +28,8 @@ class Record(NamedTuple):
     """One call on this rank. Times are ns of the process's steady clock; None: not yet, or not applicable."""
 
     number: int  # among all records of the process, from 1 on
-    seq: int  # of a collective: in the group, equal on all ranks; of a message: among this rank's in the group
+    # Of a collective: in the group, equal on all ranks; 0 if this rank refused it. Of a message: among this rank's.
+    seq: int
     group: RecordedGroup
     op: str  # as in the op table
     vectored: bool
@@ -103,8 +104,8 @@ def records(group: handles.Group = None, *, since: int = 0) -> list[Record]:
 
 
 def lost() -> int:
-    """How many records the ring has overwritten."""
-    return _C.log_lost()
+    """How many records the ring has overwritten, since ``reset``."""
+    return int(max(0, min(_C.log_lost(), _C.log_made() - _C.log_capacity() + 1 - _since)))
 
 
 OFF = (

@@ -18,6 +18,7 @@ _lock = threading.Lock()
 _stop: threading.Event | None = None
 _next = 0  # the first record that is not printed yet
 _open: set[int] = set()  # numbers of earlier records that were still running
+_groups: set[str] = set()  # names of groups whose calls are printed
 
 
 def line_of(record: Record) -> str:
@@ -45,7 +46,7 @@ def flush() -> None:
         fresh = [record for record in log.records(since=first) if record.number >= _next or record.number in _open]
         running = {record.number for record in fresh if record.end is None}
         for record in fresh:
-            if record.end is not None:
+            if record.end is not None and record.group.name in _groups:
                 with contextlib.suppress(OSError, ValueError):  # nothing reads the output any more
                     print(line_of(record), file=sys.stderr)
         _next = max([_next, *(record.number + 1 for record in fresh)])
@@ -58,14 +59,23 @@ def _run(over: threading.Event) -> None:
         flush()
 
 
-def start() -> None:
-    """Print from now on, on rank 0 of the job; does nothing if the thread already runs."""
+def start(group: str) -> None:
+    """Print the calls of the group of this name from now on, on rank 0 of the job."""
     global _stop, _next
     with _lock:
+        _groups.add(group)
         if _stop is not None or _rank() > 0:
             return
         _stop, _next = threading.Event(), _C.log_made() + 1
         threading.Thread(target=_run, args=(_stop,), name="mcr_dl log", daemon=True).start()
+
+
+def leave_out(group: str) -> None:
+    """Print the remaining lines of the group of this name, and no later ones."""
+    if group in _groups:
+        flush()
+        with _lock:
+            _groups.discard(group)
 
 
 def stop() -> None:
@@ -73,6 +83,7 @@ def stop() -> None:
     global _stop
     flush()
     with _lock:
+        _groups.clear()
         if _stop is not None:
             _stop.set()
         _stop = None

@@ -47,6 +47,7 @@ class State:
     candidates: list[str] | None = None  # those that all ranks have; None before the default group is made
     staging: int | None = None  # bytes of one piece of a staged tensor; None if no rank has a device
     job: str = ""  # an identity of this life of the job, equal on its ranks
+    meetings: Any = None  # of the functions that all ranks call together (``meetings.together``)
     endings: dict[str, list[Callable[[], None]]] = field(default_factory=dict)  # by group: run before it ends
 
     def apart(self) -> torch_dist.Store:
@@ -57,6 +58,7 @@ class State:
 
     def add_shadow(self, owner: str, group: _C.Group) -> None:
         """Add a group that belongs to another group, and ends with it."""
+        group._derive()
         self.groups[group.name()] = group
         self.shadows.setdefault(owner, []).append(group.name())
 

@@ -111,6 +111,8 @@ class _Agreements:
     def _over(self, one: _Open) -> bool:
         """Whether the report has its answer, or never gets one."""
         report, now = one.report, time.monotonic()
+        if report.closed:  # no call needs the answer, and other ranks may never come
+            return True
         try:
             if one.round.answered():
                 _finish(report, agreement.decode(one.round.result(), "trials: the answer"))

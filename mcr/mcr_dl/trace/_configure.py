@@ -55,8 +55,9 @@ def _from_mapping(config: Mapping[str, Any]) -> dict[str, Any]:
         message = f"configure: expected {_SECTION} or some of {', '.join(_KEYS)}, got {', '.join(map(str, config))}"
         raise InvalidArgumentError(message)
     unknown = sorted(set(section) - set(_KEYS))
-    if unknown and section is not config:
-        message = f"configure: {_SECTION}: expected some of {', '.join(_KEYS)}, got {', '.join(unknown)}"
+    if unknown:
+        where = "configure" if section is config else f"configure: {_SECTION}"
+        message = f"{where}: expected some of {', '.join(_KEYS)}, got {', '.join(unknown)}"
         raise InvalidArgumentError(message)
     return {name: section[name] for name in _KEYS if name in section}
 
@@ -104,6 +105,14 @@ def put(specification: Log | None) -> None:
         _C.set_passes(group, kept if specification is None else [specification.make(group, _no_shadow), *kept])
     others = [each for each in current.passes if each.name != Log.name]
     current.passes = others if specification is None else [specification, *others]
+
+
+def reset() -> None:
+    """Go back to the settings with which a life of the runtime begins."""
+    global _settings
+    _settings = Settings()
+    printer.stop()
+    _C.log_callers(False)
 
 
 def configure(

@@ -48,10 +48,10 @@ class _Places:
         self._messages: Counter[str] = Counter()
 
     def of(self, record: Record) -> _Place | None:
-        """The group and number of a call; None for a receive from any rank that has not completed."""
+        """The group and number of a call; None for a refused call, and an unmatched receive from any rank."""
         ranks = record.group.ranks
         if not record.peer:
-            return _Place(_name_of(record.group), ranks, record.seq, False)
+            return _Place(_name_of(record.group), ranks, record.seq, False) if record.seq else None
         if record.root is None or record.root < 0:
             return None
         ends = (record.group.rank, record.root)
@@ -125,7 +125,7 @@ def first_common(traces: Sequence[Trace]) -> dict[tuple[str, int], int]:
             continue
         seen: dict[tuple[str, int], int] = {}
         for record in trace.records:
-            if not record.peer:
+            if not record.peer and record.seq:
                 seen.setdefault(record.group.key, record.seq)
         for key, ranks in members.items():
             if trace.rank in ranks:

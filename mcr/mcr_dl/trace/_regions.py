@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from mcr_dl import _C
+from mcr_dl.base.errors import InvalidTypeError
 
 _LIMIT = 65536  # only the newest ones are kept
 
@@ -28,7 +29,15 @@ _regions: deque[Region] = deque(maxlen=_LIMIT)
 
 @contextmanager
 def region(name: str) -> Iterator[None]:
-    """Mark a part of the program: ``with mcr_dl.trace.region("step"):``; traces and summaries show it."""
+    """Mark a part of the program: ``with mcr_dl.trace.region("step"):``.
+
+    Traces show it, and ``mcr-trace summary`` and ``plot`` have a part for each region. Raises InvalidTypeError if the
+    name is not a str.
+    """
+    given: object = name
+    if not isinstance(given, str):
+        message = f"trace.region: name: expected a str, got {name!r}"
+        raise InvalidTypeError(message)
     begin = _C.log_now()
     try:
         yield

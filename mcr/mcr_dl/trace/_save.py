@@ -14,10 +14,11 @@ import torch.distributed as torch_dist
 
 from mcr_dl import _C
 from mcr_dl.base import variables
+from mcr_dl.base.errors import McrError
 from mcr_dl.passes import chain
-from mcr_dl.records import log, printer
-from mcr_dl.runtime import state
-from mcr_dl.trace import _clock, _files, _regions
+from mcr_dl.records import log
+from mcr_dl.runtime import meetings, state
+from mcr_dl.trace import _clock, _configure, _files, _regions
 
 VARIABLE = "MCR_DL_TRACE"
 _AT_END = timedelta(seconds=10)  # for ranks that end without the others
@@ -40,7 +41,7 @@ def _clock_of(current: state.State, patience: timedelta | None) -> _clock.Clock:
     error: int | None = None
     method = _clock.WALL
     if patience is not None:
-        store = torch_dist.PrefixStore(f"trace/{current.count('trace')}", current.store)
+        store = meetings.together("trace.save", patience)
         offset, error, method = _clock.measure(store, launch.rank, launch.size, patience)
     steady, wall = _clock.readings()
     return _clock.Clock(offset, error, method, steady, wall)
@@ -70,8 +71,9 @@ def save(path: str | os.PathLike[str], *, align: bool = True) -> Path:
             meet at the store. False: any rank may call at any time, even from a signal handler; the wall clocks of
             different hosts are then assumed to agree.
 
-    Warns if the log is off and has no records. Raises NotInitializedError before init and after finalize; OSError if
-    the file cannot be written.
+    Warns if the log is off and has no records. Raises NotInitializedError before init and after finalize;
+    CollectiveTimeoutError, which says where the missing ranks are, if some do not call it within the default group's
+    timeout; OSError if the file cannot be written.
     """
     trace = capture(state.current().timeout if align else None)
     if not trace.records and not log.is_on():
@@ -84,14 +86,14 @@ def finish(*, together: bool) -> None:
 
     A failure is reported and does not end the program.
     """
-    printer.flush()
+    _configure.reset()
     target = folder()
     if target is None or not state.is_initialized():
         return
     try:
         try:
             _files.write(capture(_AT_END if together else None), target)
-        except torch_dist.DistStoreError:  # a rank did not come
+        except (McrError, torch_dist.DistError):  # a rank did not come
             save(target, align=False)
     except Exception as error:
         print(f"mcr_dl: no trace in {target}: {type(error).__name__}: {error}", file=sys.stderr)

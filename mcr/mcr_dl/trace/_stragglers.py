@@ -7,12 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch.distributed as torch_dist
-
 from mcr_dl.base import agreement
 from mcr_dl.records import statistics
 from mcr_dl.records.log import Record
-from mcr_dl.runtime import state
+from mcr_dl.runtime import meetings, state
 
 Mine = list[list[Any]]  # group, instance, seq, latency in ns, ranks of the group
 Match = dict[tuple[str, int, int], tuple[int, int]]  # group, instance, seq -> lowest latency, the rank that had it
@@ -23,11 +21,11 @@ def _key(record: Record) -> tuple[str, int, int]:
 
 
 def mine(records: Iterable[Record]) -> Mine:
-    """This rank's completed collectives. Messages are left out: their numbers differ between ranks."""
+    """This rank's completed collectives. Messages are left out, as their numbers differ between ranks."""
     return [
         [*_key(record), record.latency, len(record.group.ranks)]
         for record in statistics.ended(records)
-        if not record.peer
+        if not record.peer and record.seq
     ]
 
 
@@ -49,7 +47,7 @@ def match(everyone: Sequence[Mine]) -> list[list[Any]]:
 def exchange(records: Iterable[Record]) -> Match:
     """Match this rank's records with those of all other ranks: every rank of the job calls this."""
     current = state.current()
-    store = torch_dist.PrefixStore(f"stragglers/{current.count('stragglers')}", current.store)
+    store = meetings.together("log_summary", current.timeout)
     rank, size = current.launch.rank, current.launch.size
     rows = agreement.agree(store, rank, size, "records", mine(records), match, function="log_summary")
     return {(group, instance, seq): (least, first) for group, instance, seq, least, first in rows}

@@ -115,14 +115,15 @@ def log_summary(
             then calls this together; collectives are matched over the ranks by their sequence numbers.
         return_dict: return the numbers too, on every rank: ``{"summary": {op: {bytes: {...}}}, "straggler_analysis":
             {op: {bytes: {...}}} or None, "metadata": {...}}``, DeepSpeed's keys and some more.
-        group: use the records of this group alone; of all groups if None.
+        group: use the records of this group alone, none on ranks that are not members; of all groups if None.
 
-    Raises NotInitializedError before init and after finalize, ModuleNotFoundError on rank 0 without the package rich.
+    Raises NotInitializedError before init and after finalize, ModuleNotFoundError on rank 0 without the package rich,
+    and with ``show_straggler`` CollectiveTimeoutError if some ranks do not call it within the default group's timeout.
     Source: deepspeed.comm.log_summary.
     """
     current = state.current()
     printer.flush()
-    records = log.records(group)
+    records = [] if handles.not_a_member(group) else log.records(group)
     stragglers = _stragglers.analysis(records, _stragglers.exchange(records)) if show_straggler else None
     lost = log.lost()
     result = {

@@ -83,7 +83,15 @@ class _Settings:
 
 
 def _dtypes(text: str) -> tuple[str, ...]:
-    return tuple(arguments.one_of(_C.dtypes)(name) for name in arguments.name_list(text))
+    names = tuple(arguments.one_of(_C.dtypes)(name) for name in arguments.name_list(text))
+    by_class: dict[str, str] = {}
+    for name in names:
+        kind = _C.dtype_class(name)
+        other = by_class.setdefault(kind, name)
+        if other != name:
+            message = f"expected one type of each class, as in tables, got {other} and {name}, both of {kind!r}"
+            raise InvalidArgumentError(message)
+    return names
 
 
 def _codecs(text: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from mcr_dl.watch._fork import text as forked_text
 from mcr_dl.watch._report import identity
 from mcr_dl.watch._watch import (
     Former,
-    Groups,
+    Living,
     close,
     compare,
     compare_last,
@@ -22,6 +22,7 @@ from mcr_dl.watch._watch import (
     give_up,
     has_lost,
     leave_together,
+    locate,
     lost,
     replace,
     start,
@@ -33,7 +34,7 @@ from mcr_dl.watch.dump import prepare_folder, set_job
 
 __all__ = [
     "Former",
-    "Groups",
+    "Living",
     "close",
     "compare",
     "compare_last",
@@ -46,6 +47,7 @@ __all__ = [
     "identity",
     "leave_member",
     "leave_together",
+    "locate",
     "lost",
     "member",
     "prepare_folder",

@@ -9,8 +9,8 @@ many ranks that look for many keys would keep the store from everything else.
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch.distributed as torch_dist
@@ -23,7 +23,7 @@ from mcr_dl.watch._messages import Messages, Taken
 
 _Call = dict[str, Any]
 # Keys.
-_COUNTS, _ENDS = "calls-end", "calls-ends"  # each rank's numbers of collectives at its end; how many ranks left it
+_LEFT, _ENDS = "calls-end", "calls-ends"  # each rank that has left its last calls; how many these are
 _RESULT, _RESULTS = "calls-result", "calls-results"  # what the groups that a rank compares have shown; how many left it
 _VERDICT = "calls-verdict"  # for all ranks
 _MOST_NAMED = 8  # messages without a match
@@ -43,31 +43,39 @@ def _order(batch: dict[str, Any]) -> tuple[int, int]:
 
 
 class _Group:
-    """The calls that one rank has left, and, on the group's first rank, the state of all ranks."""
+    """The calls that one rank has left, and, on the group's first rank, the state of all ranks.
 
-    def __init__(self, name: str, ranks: list[int], rank: int, counted: bool) -> None:
-        self.name, self.ranks, self._rank = name, ranks, rank
-        self.key = f"calls/{ranks[0]}/{name}"  # groups without common ranks may have the same name
-        self.counted = counted  # its calls are the program's: all ranks end with the same number of them
+    Groups may have the same name, at the same time without common ranks, and one after the other with the same ranks.
+    """
+
+    def __init__(self, position: dict[str, Any], rank: int) -> None:
+        self.name, self.ranks, self._rank = str(position["group"]), list(position["ranks"]), rank
+        members = hashlib.sha256(documents.dumps(self.ranks).encode()).hexdigest()[:16]
+        self.key = f"calls/{members}/{position['former']}/{self.name}"
+        self.leads = self.ranks[0] == rank
         self.next = 1  # the first collective that is not left yet
         self._made = 0  # batches of this rank
+        self.ended = self._lost = False  # this rank has left its last calls; some of its messages are not known
         self.unsent: deque[str] = deque()  # batches that are not at the store yet
         self.known = 0  # batches of all ranks that have been numbered
         self.awaited: list[int] = []  # the numbers of those that have not been taken yet
-        self._taken = dict.fromkeys(ranks, 0)  # batches
-        self.calls: dict[int, dict[int, _Call]] = {rank: {} for rank in ranks}
-        self.messages = Messages(name)
+        self._taken = dict.fromkeys(self.ranks, 0)  # batches
+        self.calls: dict[int, dict[int, _Call]] = {rank: {} for rank in self.ranks}
+        self.ends: dict[int, int] = {}  # by rank that makes no more calls, how many collectives there were
+        self.messages = Messages(self.name)
 
-    def prepare(self, calls: list[_Call], messages: list[tuple[Any, ...]], *, lost: bool) -> None:
-        """Make a batch of new calls. ``lost``: some of the messages are not known."""
+    def prepare(self, calls: list[_Call], messages: list[tuple[Any, ...]], *, lost: bool, last: bool) -> None:
+        """Make a batch of new calls. ``lost``: some of the messages are not known. ``last``: there are no more."""
+        if self.ended:
+            return
+        self.ended = last
         new = [call for call in calls if call["seq"] >= self.next]
         if new:
             self.next = new[-1]["seq"] + 1
-        if not self.counted:
-            messages, lost = [], False  # they follow from the program's calls in another group
-        if len(self.ranks) > 1 and (new or messages or lost):
+        lost, self._lost = lost and not self._lost, lost or self._lost
+        if new or messages or lost or last:
             content = {"rank": self._rank, "turn": self._made, "calls": new, "messages": messages, "lost": lost}
-            self.unsent.append(documents.dumps(content))
+            self.unsent.append(documents.dumps(content | ({"end": self.next - 1} if last else {})))
             self._made += 1
 
     def add(self, batch: dict[str, Any]) -> bool:
@@ -77,15 +85,21 @@ class _Group:
             self._taken[rank] += 1
             self.calls[rank].update((call["seq"], call) for call in batch["calls"])
             self.messages.add(rank, (Taken(*run) for run in batch["messages"]), lost=batch["lost"])
+            if "end" in batch:
+                self.ends[rank] = batch["end"]
         return bool(turn < self._taken[rank])
 
     def compare(self) -> str | None:
         """The first difference among the calls that can be compared now; equal ones are forgotten."""
         return self._told(self._compare_collectives() or self.messages.compare())
 
-    def compare_ends(self, counts: dict[int, int]) -> str | None:
-        """The first call that has no counterpart, from the number of each rank's collectives."""
-        return self._told(self._compare_counts(counts) or self.messages.compare_ends())
+    def over(self) -> bool:
+        """Whether no rank makes more calls."""
+        return len(self.ends) == len(self.ranks)
+
+    def compare_ends(self) -> str | None:
+        """The first call that has no counterpart, when the group is over."""
+        return self._told(self._compare_counts() or self.messages.compare_ends())
 
     def _compare_collectives(self) -> str | None:
         common = set.intersection(*(set(calls) for calls in self.calls.values()))
@@ -96,9 +110,13 @@ class _Group:
                 return f"collective {seq} of group '{self.name}' is {told}"
             if len({form["history"] for form in forms.values()}) > 1:
                 return f"those of group '{self.name}' differ before collective {seq}"
+        if common:  # a rank that makes many calls at once may leave some out; the history has them
+            for rank, calls in self.calls.items():
+                self.calls[rank] = {seq: call for seq, call in calls.items() if seq > max(common)}
         return None
 
-    def _compare_counts(self, counts: dict[int, int]) -> str | None:
+    def _compare_counts(self) -> str | None:
+        counts = {rank: self.ends[rank] for rank in self.ranks}
         if len(set(counts.values())) < 2:
             return None
         least = min(counts.values())
@@ -117,11 +135,15 @@ class _Group:
 
 
 class Comparison:
-    """One process's part in it. ``derived`` tells whether a group was made by a pass for its own calls."""
+    """One process's part in it.
 
-    def __init__(self, store: torch_dist.Store, rank: int, size: int, derived: Callable[[str], bool]) -> None:
-        self._store, self._rank, self._size, self._derived = store, rank, size, derived
-        self._groups: dict[str, _Group] = {}
+    Derived groups are left out: their calls follow from another group's, in an order of each backend alone.
+    """
+
+    def __init__(self, store: torch_dist.Store, rank: int, size: int) -> None:
+        self._store, self._rank, self._size = store, rank, size
+        self._groups: dict[int, _Group] = {}  # by the number of their position
+        self._uneven: tuple[str, str] | None = None  # the first group whose ranks made other numbers of calls
         self._found = self._ended = self._judged = False
         self._endings = 0  # processes that have left their last report
 
@@ -134,17 +156,18 @@ class Comparison:
 
     def unmatched(self, name: str) -> list[str]:
         """Messages of the group that have no match so far, if this rank compares them. From any thread."""
-        led = (group for group in list(self._groups.values()) if group.name == name and group.ranks[0] == self._rank)
+        led = (group for group in list(self._groups.values()) if group.name == name and group.leads)
         return [text for group in led for text in group.messages.waiting(_MOST_NAMED)]
 
     def finish(self) -> Verdict | None:
         """A step of the end, when this process makes no more calls; None if other ranks have not got there yet."""
         if not self._ended:
-            self._store.set(f"{_COUNTS}/{self._rank}", documents.dumps(self._leave_new()))
+            self._leave_new(last=True)
+            self._store.set(f"{_LEFT}/{self._rank}", "")
             self._store.add(_ENDS, 1)
             self._ended = True
         if not self._judged and self._store.add(_ENDS, 0) == self._size:
-            found = self._compare() or self._compare_ends()
+            found = self._compare() or self._uneven
             self._store.set(f"{_RESULT}/{self._rank}", documents.dumps(found))
             self._store.add(_RESULTS, 1)
             self._judged = True
@@ -172,52 +195,47 @@ class Comparison:
         if endings == self._endings:
             return None
         self._endings = endings
-        late = missing(self._store, _COUNTS, range(self._size))
+        late = missing(self._store, _LEFT, range(self._size))
         running = set(missing(self._store, ENDED, late))
         gone = [rank for rank in late if rank not in running]  # ended without taking part
         return Verdict("", "", gone) if gone else None
 
-    def _leave_new(self) -> dict[str, int]:
-        messages = {label: (runs, lost) for label, runs, lost in _C.take_messages()}
+    def _leave_new(self, *, last: bool = False) -> None:
+        """Leave the new calls of all groups at the store. ``last``: this process makes no more."""
+        messages = {number: (runs, lost) for number, runs, lost in _C.take_messages()}
         calls = {}
-        for position in _C.positions({label: group.next for label, group in self._groups.items()}):
-            label, name = position["label"], position["group"]
-            calls[label] = position["calls"]
-            if label not in self._groups:
-                self._groups[label] = _Group(name, position["ranks"], self._rank, not self._derived(name))
-        for label, group in self._groups.items():
-            runs, lost = messages.get(label, ([], False))
-            group.prepare(calls.get(label, []), runs, lost=lost)
-        for group in self._groups.values():
+        for position in _C.positions({number: group.next for number, group in self._groups.items()}):
+            number = position["number"]
+            if position["derived"]:
+                self._groups.pop(number, None)
+                continue
+            calls[number] = position["calls"]
+            if number not in self._groups and len(position["ranks"]) > 1:
+                self._groups[number] = _Group(position, self._rank)
+        for number, group in self._groups.items():
+            runs, lost = messages.get(number, ([], False))
+            group.prepare(calls.get(number, []), runs, lost=lost, last=last or number not in calls)
             while group.unsent:
-                number = self._store.add(f"{group.key}/made", 1)
-                self._store.set(f"{group.key}/{number}", group.unsent[0])  # if it fails, the next number gets it
+                turn = self._store.add(f"{group.key}/made", 1)
+                self._store.set(f"{group.key}/{turn}", group.unsent[0])  # if it fails, the next number gets it
                 group.unsent.popleft()
-        return {group.name: group.next - 1 for group in self._groups.values()}
+        self._groups = {number: group for number, group in self._groups.items() if group.leads or not group.ended}
 
     def _compare(self) -> tuple[str, str] | None:
-        for group in self._led():
+        for number, group in [*self._groups.items()]:
+            if not group.leads:
+                continue
             self._take(group)
             told = group.compare()
             if told is not None:
                 self._found = True
                 return group.name, told
+            if group.over():
+                told = group.compare_ends()
+                self._uneven = self._uneven or (told and (group.name, told)) or None
+                self._store.delete_key(f"{group.key}/made")
+                del self._groups[number]
         return None
-
-    def _compare_ends(self) -> tuple[str, str] | None:
-        led = [group for group in self._led() if group.counted]
-        members = sorted({rank for group in led for rank in group.ranks})
-        values = self._store.multi_get([f"{_COUNTS}/{rank}" for rank in members]) if members else []
-        counts = dict(zip(members, map(decode, values), strict=True))
-        for group in led:
-            told = group.compare_ends({rank: counts[rank].get(group.name, 0) for rank in group.ranks})
-            if told is not None:
-                self._found = True
-                return group.name, told
-        return None
-
-    def _led(self) -> list[_Group]:
-        return [group for group in self._groups.values() if group.ranks[0] == self._rank and len(group.ranks) > 1]
 
     def _take(self, group: _Group) -> None:
         """Take the batches that the ranks have left."""

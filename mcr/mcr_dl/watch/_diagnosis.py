@@ -102,11 +102,14 @@ def _not_arrived(rank: int, report: Report, group: str) -> str:
 
 
 def first_difference(reports: Mapping[int, Report], group: str) -> str | None:
-    """The first collective of the group that two ranks have made in different ways; None if there is none."""
+    """The first collective of the group that two ranks have made in different ways; None if there is none.
+
+    The calls of derived groups, which follow from another group's, have one order for each backend alone.
+    """
     calls: dict[int, dict[int, dict[str, Any]]] = {}
     for rank, report in reports.items():
         position = group_in(report, group)
-        if position is not None and position["calls"]:
+        if position is not None and position["calls"] and not position.get("derived"):
             calls[rank] = {call["seq"]: call for call in position["calls"]}
     if len(calls) < 2:
         return None

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -73,8 +74,14 @@ def _line(file: str, number: int | None, function: str) -> str:
 def stacks() -> dict[str, list[str]]:
     """The stack of every Python thread, innermost frame first, by the thread's name."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
+    several = {name for name, count in Counter(names.values()).items() if count > 1}
+
+    def title(ident: int) -> str:
+        name = names.get(ident, str(ident))
+        return f"{name} ({ident})" if name in several else name
+
     return {
-        names.get(ident, str(ident)): [
+        title(ident): [
             _line(each.filename, each.lineno, each.name) for each in reversed(traceback.extract_stack(frame))
         ]
         for ident, frame in sys._current_frames().items()

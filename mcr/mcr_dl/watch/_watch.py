@@ -39,11 +39,7 @@ EXIT_TIMEOUT = 70  # exit codes of processes ended in a call that cannot be inte
 EXIT_INTERRUPTED = 130
 
 
-class Groups(NamedTuple):
-    """The runtime's functions that the watch uses."""
-
-    living: Callable[[], list[_C.Group]]
-    derived: Callable[[str], bool]  # whether a pass has made the group of that name for its own calls
+Living = Callable[[], list[_C.Group]]  # the groups that exist
 
 
 class Former(NamedTuple):
@@ -67,14 +63,14 @@ class Watch:
     """One life of the runtime, from init to finalize."""
 
     def __init__(
-        self, store: torch_dist.Store, rank: int, size: int, groups: Groups, *, detail: bool, former: Former | None
+        self, store: torch_dist.Store, rank: int, size: int, living: Living, *, detail: bool, former: Former | None
     ) -> None:
-        self.rank, self._size, self._groups = rank, size, groups
+        self.rank, self._size, self._living = rank, size, living
         self._ages = _report.Ages()
         self._former = former
         number = 0 if former is None else former.alarm
         self._exchange = Exchange(store, rank, size, self._answer, self._heard, number)
-        self._comparison = Comparison(self._exchange.store, rank, size, groups.derived) if detail else None
+        self._comparison = Comparison(self._exchange.store, rank, size) if detail else None
         self._losses = Losses(self._exchange, rank)
         self._inquiries = Inquiries(self._exchange, self._losses)
         self._well = True  # communication has ended as intended
@@ -166,7 +162,7 @@ class Watch:
         if self._losses.any:
             self.broken = True
         if self._losses.overdue:
-            self._losses.fail_operations(self._groups.living())
+            self._losses.fail_operations(self._living())
 
     def _look_at_threads(self) -> None:
         since_interrupt = _C.since_interrupt()
@@ -188,7 +184,7 @@ class Watch:
     def _end_activity(self, activity: dict[str, Any], text: str) -> None:
         if not self._still(activity):
             return
-        for group in self._groups.living():
+        for group in self._living():
             if group._label == activity["label"]:
                 _C.give_up(group)  # some libraries then release their callers, and these raise by themselves
         for _ in range(_LOOKS):
@@ -415,15 +411,15 @@ def compare_last() -> str:
 
 
 def start(
-    store: torch_dist.Store, rank: int, size: int, groups: Groups, *, detail: bool, former: Former | None = None
+    store: torch_dist.Store, rank: int, size: int, living: Living, *, detail: bool, former: Former | None = None
 ) -> None:
     """Begin to watch, if there are other ranks. ``former``: this process takes the place of a lost rank."""
     global _current
     _C.clear_stop()
     _C.set_detail(detail)
-    _fork.prepare(rank, groups.living)
+    _fork.prepare(rank, living)
     if size > 1:
-        _current = Watch(store, rank, size, groups, detail=detail, former=former)
+        _current = Watch(store, rank, size, living, detail=detail, former=former)
         _current.start()
 
 

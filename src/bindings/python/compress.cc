@@ -136,16 +136,23 @@ class PythonCodec final : public Codec {
       case Status::NotFinite:
         return fill_with_nan(out, count, dtype);
       case Status::Failed:
-        throw failed(sender_failed() + reason(in, bytes));
       case Status::Encoded:
         break;
     }
+    require_encoded(in, bytes);
     const Locked locked;
     try {
       object_.attr("decode")(view(in + kHeader, bytes - kHeader),
                              py::memoryview::from_memory(out, count * size_of(dtype)), row(dtype).name);
     } catch (py::error_already_set& error) {
       throw failed("codec " + name() + ": cannot decode: " + line_of(error));
+    }
+  }
+
+  // Throws the error with which encoding has failed.
+  void require_encoded(const std::byte* in, int64_t bytes) const {
+    if (bytes >= kHeader && static_cast<Status>(in[0]) == Status::Failed) {
+      throw failed(sender_failed() + reason(in, bytes));
     }
   }
 
@@ -253,6 +260,8 @@ at::Tensor encode(const at::Tensor& tensor, const py::object& text) {
     const auto dtype = dtype_of(values);
     EncodedParts part(codec, dtype, {values.numel()});
     part.encode(0, values.data_ptr(), dtype);
+    const auto* own = dynamic_cast<const PythonCodec*>(&codec);
+    if (own != nullptr) own->require_encoded(part.data(), part.sizes().front());
     auto result = at::empty({part.sizes().front()}, at::kByte);
     if (result.numel() != 0) std::memcpy(result.data_ptr(), part.data(), static_cast<std::size_t>(result.numel()));
     return result;

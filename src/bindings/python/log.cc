@@ -80,18 +80,28 @@ std::string text_of(const py::handle& code, const char* attribute) {
   return utf8_of(py::object(code.attr(attribute)).ptr(), "?");
 }
 
-// "train.py:33 in step": the innermost function outside torch.distributed and this package.
-std::string call_site(PyFrameObject* innermost) {
-  std::string site;
-  for (Frame frame(innermost != nullptr ? (Py_INCREF(innermost), innermost) : nullptr); frame != nullptr;
-       frame.reset(PyFrame_GetBack(frame.get()))) {
+// Whether a function of this file is torch's or this package's own, and not the program's.
+bool is_library(const std::string& file) {
+  const auto in = [&](const char* folder) { return file.find(folder) != std::string::npos; };
+  if (in("/torch/distributed/")) return true;
+  return in("/mcr_dl/") && !in("/mcr_dl/examples/") && !in("/mcr_dl/testing/");
+}
+
+struct Place {
+  std::string file, function;
+  int line = 0;
+};
+
+// The innermost function of the program; if there is none, the outermost of all.
+Place place_of(PyFrameObject* innermost) {
+  Place place;
+  Py_INCREF(innermost);
+  for (Frame frame(innermost); frame != nullptr; frame.reset(PyFrame_GetBack(frame.get()))) {
     const auto code = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame.get())));
-    const auto file = text_of(code, "co_filename");
-    const auto line = std::to_string(PyFrame_GetLineNumber(frame.get()));
-    site = file.substr(file.rfind('/') + 1) + ":" + line + " in " + text_of(code, "co_name");
-    if (file.find("/torch/distributed/") == std::string::npos && file.find("/mcr_dl/") == std::string::npos) break;
+    place = {text_of(code, "co_filename"), text_of(code, "co_name"), PyFrame_GetLineNumber(frame.get())};
+    if (!is_library(place.file)) break;
   }
-  return site;
+  return place;
 }
 
 }  // namespace
@@ -101,9 +111,11 @@ void find_caller() {
   Position::call_site() = nullptr;
   auto* frame = PyEval_GetFrame();
   if (frame == nullptr) return;
-  if (Position::detail()) Position::call_site() = &Registry::instance().keep_name(call_site(frame));
-  const auto code = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
-  Recorder::caller() = &Registry::instance().keep_name(text_of(code, "co_name"));
+  const auto [file, function, line] = place_of(frame);
+  Recorder::caller() = &Registry::instance().keep_name(function);
+  if (!Position::detail()) return;
+  const auto site = file.substr(file.rfind('/') + 1) + ":" + std::to_string(line) + " in " + function;
+  Position::call_site() = &Registry::instance().keep_name(site);
 }
 
 void add_log(py::module_& module) {

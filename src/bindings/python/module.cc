@@ -189,6 +189,7 @@ void add_group(py::module_& module) {
       .def_property_readonly("_any_form", &Group::any_form)
       .def("_set_any_form", &Group::set_any_form, py::arg("any_form"))
       .def_property_readonly("_label", [](const Group& group) { return *group.label(); })
+      .def("_derive", [](Group& group) { group.position().derive(); })
       .def_property_readonly("_closed", &Group::closed)
       .def("__repr__", [](const Group& group) { return "<mcr_dl group: " + *group.label() + ">"; });
 }

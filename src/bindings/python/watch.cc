@@ -62,17 +62,20 @@ py::dict dict_of(const Entered& entered) {
   return call;
 }
 
-// `from`: by label, the first collective of interest.
-py::list positions(const std::map<std::string, int64_t>& from) {
+// `from`: by number, the first collective of interest.
+py::list positions(const std::map<int64_t, int64_t>& from) {
   py::list result;
   for (const auto& position : Position::all()) {
-    const auto first = from.find(position->label());
+    const auto first = from.find(position->number());
     const auto reading = position->read(first == from.end() ? 0 : first->second);
     py::list calls;
     for (const auto& entered : reading.newest) calls.append(dict_of(entered));
     py::dict group;
     group["group"] = position->group();
     group["label"] = position->label();
+    group["number"] = position->number();
+    group["former"] = position->former();
+    group["derived"] = position->derived();
     group["ranks"] = position->ranks();
     group["rank"] = position->rank();
     group["collectives"] = reading.collectives;
@@ -95,7 +98,7 @@ py::list take_messages() {
       runs.append(py::make_tuple(sends, from, tag, text_or_none(backend), std::string(row(run.dtype).name), run.bytes,
                                  text_or_none(run.layout), text_or_none(run.caller), run.count));
     }
-    result.append(py::make_tuple(position->label(), runs, taken.lost));
+    result.append(py::make_tuple(position->number(), runs, taken.lost));
   }
   return result;
 }
@@ -219,7 +222,7 @@ void add_watch(py::module_& module) {
       "timeout",
       [](const py::object& value, const std::string& name) { return python::milliseconds(value.ptr(), name.c_str()); },
       py::arg("value"), py::arg("name") = "timeout");
-  module.def("positions", positions, py::arg("since") = std::map<std::string, int64_t>());
+  module.def("positions", positions, py::arg("since") = std::map<int64_t, int64_t>());
   module.def("take_messages", take_messages);
   module.def("activities", activities);
   module.def("pending", pending, py::arg("most") = 1000);

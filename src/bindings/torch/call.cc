@@ -19,10 +19,11 @@ namespace {
 
 std::atomic<std::thread::id> blocking_thread;
 
-// Threads of torch without the GIL have no function of the program to name.
+// torch releases the GIL before it calls a backend.
 void note_site() {
-  Position::call_site() = nullptr;
-  if (PyGILState_Check() != 0) note_caller();
+  if (!Recorder::callers_wanted() && !Position::detail()) return;
+  const Locked locked;
+  note_caller();
 }
 
 }  // namespace
@@ -148,14 +149,14 @@ Group::Slot* TorchCall::prepare() {
 }
 
 void TorchCall::run() {
-  if (Position::detail()) note_site();
+  note_site();
   if (blocking_thread.load(std::memory_order_relaxed) != std::this_thread::get_id()) call_.any_form = true;
   const UnlockedIfHeld guard;
   mcr::run(group_, prepare(), call_, plan_, check_signals);
 }
 
 std::shared_ptr<Work> TorchCall::start() {
-  if (Position::detail()) note_site();
+  note_site();
   const UnlockedIfHeld guard;
   return mcr::start(group_, prepare(), call_, plan_, nullptr, check_signals);
 }

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exchanges of values between all ranks of the job at a point in their programs, over the store."""
+"""Meetings of all ranks of the job at a point in their programs, over the store, to which some may come too late."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as torch_dist
@@ -14,7 +15,9 @@ from mcr_dl import watch
 from mcr_dl.base import agreement
 from mcr_dl.base.errors import BackendError, CollectiveTimeoutError, InvalidArgumentError, McrError, PeerLostError
 from mcr_dl.libraries.pmi import own_connection
+from mcr_dl.runtime import state
 from mcr_dl.runtime.rounds import Round, poll
+from mcr_dl.watch import ranks_text
 
 _log = logging.getLogger("mcr_dl")
 _LONGEST = 0.01  # seconds between two looks at the store
@@ -32,7 +35,7 @@ def value_or_problem(make: Callable[[], Any]) -> dict[str, Any]:
     except McrError as error:
         return {"problem": str(error)}
     except Exception as error:
-        _log.exception("schedule: an agreement has failed")
+        _log.exception("an agreement of the ranks has failed")
         return {"problem": f"{type(error).__name__}: {error}"}
 
 
@@ -46,16 +49,20 @@ def value_of_rank_0(values: list[Any]) -> Any:
 class Meetings:
     """The meetings of one object that all ranks have: they take place in one order, and some ranks may be late.
 
-    A rank that comes to a meeting which the others have given up goes on to the next one, if they come to that now.
+    A rank that comes to a meeting which the others have given up goes on to the next one, if they come to that in time.
     """
 
-    def __init__(self, store: torch_dist.Store, name: str, rank: int, size: int) -> None:
-        """``name``: of the object, equal on all ranks."""
+    def __init__(
+        self, store: torch_dist.Store, name: str, rank: int, size: int, *, next_in: float | None = None
+    ) -> None:
+        """``name``: of the object, equal on all ranks. ``next_in``: seconds for the others to come to the next one."""
+        self._name, self._next_in = name, _NEXT if next_in is None else next_in
         self._store: Any = own_connection(torch_dist.PrefixStore(name, store))
         self._rank, self._size = rank, size
         self._turn = 0
         self.undecided = False  # this rank has come to a meeting, and has no answer
         self.problem = ""  # why the last meeting without a result had none
+        self.absent: list[int] = []  # ranks that did not come to it in time
 
     def meet(self, what: str, value: Any, decide: Decide, patience: float) -> Any:
         """The result of ``decide`` on the ranks' values (JSON's types, in rank order); None if it has none.
@@ -65,23 +72,28 @@ class Meetings:
         PeerLostError if the last rank to come has ended without an answer, or the store with its rank;
         CollectiveTimeoutError if the last rank does not answer.
         """
-        with _explained():
-            return self._meet({"what": what, "value": value}, decide, patience)
+        with self._explained():
+            return self._meet(what, value, decide, patience)
 
-    def _meet(self, mine: dict[str, Any], decide: Decide, patience: float) -> Any:
-        if self._size == 1:
-            return self._answer(decide, [mine]).get("value")
+    @property
+    def last(self) -> int:
+        """The number of the last meeting that this rank came to, equal on all ranks that did."""
+        return self._turn - 1
+
+    def _meet(self, what: str, value: Any, decide: Decide, patience: float) -> Any:
         while True:
             turn, self._turn = self._turn, self._turn + 1
+            mine = {"turn": turn, "what": what, "value": value}
+            if self._size == 1:
+                return self._result(self._answer(decide, [mine]))
             meeting = Round(self._store, str(turn), self._rank, self._size)
             last = meeting.arrive(agreement.encode(mine))
             self.undecided = not meeting.late
             if not meeting.late:
                 break
             # The others' calls may wait for this rank: it waits for them only if they come now.
-            if not poll(lambda: bool(self._store.check([f"come/{self._turn}"])), _NEXT, _LONGEST, size=self._size):
-                self.problem = "this rank came too late"
-                return None
+            if not poll(self._others_come, self._next_in, _LONGEST, size=self._size):
+                return self._result({"problem": "this rank came too late"})
         if last:
             values = [agreement.decode(text or b"null", "a rank's value") for text in meeting.values()]
             meeting.answer(agreement.encode(self._answer(decide, values)))
@@ -89,27 +101,40 @@ class Meetings:
                 meeting.forget(str(turn - 1))
         elif not self._until(meeting.answered, patience, watch.lost):
             if meeting.close():
-                missing = "; ".join(watch.lost().values()) or "some ranks did not come in time"
-                meeting.answer(agreement.encode({"problem": missing}))
+                meeting.answer(agreement.encode(self._given_up(meeting, turn, patience)))
             elif not self._until(meeting.answered, _NOTICE if watch.lost() else _ANSWER):
                 _require_all_ranks()
-                raise CollectiveTimeoutError("schedule: the last rank to come to an agreement timed out")
-        answer = agreement.decode(meeting.result(), "schedule: the answer")
+                message = f"{self._name}: the last rank to come to an agreement timed out"
+                raise CollectiveTimeoutError(message)
+        answer = agreement.decode(meeting.result(), f"{self._name}: the answer")
         self.undecided = False
+        return self._result(answer)
+
+    def _others_come(self) -> bool:
+        return bool(self._store.check([f"come/{self._turn}"]))
+
+    def _given_up(self, meeting: Round, turn: int, patience: float) -> dict[str, Any]:
+        """The answer of a meeting to which not all ranks came."""
+        values = [agreement.decode(text or b"null", "a rank's value") for text in meeting.values()]
+        absent = [rank for rank, value in enumerate(values) if value is None or value["turn"] != turn]
+        problem = "; ".join(watch.lost().values()) or f"{ranks_text(absent)} did not come within {patience:g} s"
+        return {"problem": problem, "absent": absent}
+
+    def _result(self, answer: dict[str, Any]) -> Any:
         if "problem" in answer:
-            self.problem = answer["problem"]
-            _log.info("schedule: the ranks have no common plan: %s", self.problem)
+            self.problem, self.absent = answer["problem"], answer.get("absent", [])
+            _log.info("%s: the ranks have not agreed: %s", self._name, self.problem)
         return answer.get("value")
 
     def post(self, key: str, value: Any) -> Any:
         """Leave a value for the other ranks; the value that all ranks get, which another one may have left before."""
-        with _explained():
+        with self._explained():
             found = self._store.compare_set(f"post/{key}", "", agreement.encode(value))
-            return agreement.decode(found, "schedule: a decision")
+            return agreement.decode(found, f"{self._name}: a decision")
 
     def forget(self, key: str) -> None:
         """Delete a value that was left so long ago that all ranks have read it."""
-        with _explained():
+        with self._explained():
             self._store.delete_key(f"post/{key}")
 
     def read(self, keys: list[str], patience: float, otherwise: Any) -> Any:
@@ -123,10 +148,10 @@ class Meetings:
             found.extend(key for key in keys if self._store.check([f"post/{key}"]))
             return bool(found)
 
-        with _explained():
+        with self._explained():
             if not self._until(posted, patience, watch.lost):
                 return self.post(keys[0], otherwise)
-            return agreement.decode(self._store.get(f"post/{found[0]}"), "schedule: a decision")
+            return agreement.decode(self._store.get(f"post/{found[0]}"), f"{self._name}: a decision")
 
     @staticmethod
     def _answer(decide: Decide, values: list[Any]) -> dict[str, Any]:
@@ -148,18 +173,17 @@ class Meetings:
         poll(over, patience, _LONGEST, size=self._size)
         return seen
 
-
-@contextmanager
-def _explained() -> Iterator[None]:
-    """Errors of the store become mcr_dl's: most often the process that holds it has ended."""
-    try:
-        yield
-    except agreement.STORE_ERRORS as error:
-        if isinstance(error, McrError):
-            raise
-        poll(lambda: bool(watch.lost()), _NOTICE, _LONGEST)
-        _require_all_ranks()
-        raise BackendError(f"schedule: the job's store cannot be reached: {error}") from error
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Errors of the store become mcr_dl's: most often the process that holds it has ended."""
+        try:
+            yield
+        except agreement.STORE_ERRORS as error:
+            if isinstance(error, McrError):
+                raise
+            poll(lambda: bool(watch.lost()), _NOTICE, _LONGEST)
+            _require_all_ranks()
+            raise BackendError(f"{self._name}: the job's store cannot be reached: {error}") from error
 
 
 def _require_all_ranks() -> None:
@@ -167,3 +191,24 @@ def _require_all_ranks() -> None:
     lost = watch.lost()
     if lost:
         raise PeerLostError("; ".join(lost.values()))
+
+
+def together(function: str, patience: timedelta) -> torch_dist.Store:
+    """Return when all ranks of the job are in this function: a part of the store that is empty, and only for this time.
+
+    ``function``: its public name. Raises CollectiveTimeoutError if a rank does not come within ``patience``, which says
+    where the missing ranks are; the next call can succeed.
+    """
+    current = state.current()
+    rank, size, seconds = current.launch.rank, current.launch.size, patience.total_seconds()
+    if current.meetings is None:
+        current.meetings = Meetings(current.store, "together", rank, size, next_in=seconds)
+    meetings: Meetings = current.meetings
+    if meetings.meet(function, None, len, seconds) is None:
+        text = f"{function}: {meetings.problem}"
+        if not meetings.absent:
+            raise InvalidArgumentError(text)
+        text = f"{function}: timed out: {meetings.problem}"
+        where = watch.locate(text, meetings.absent)
+        raise CollectiveTimeoutError(f"{text}. Not arrived: {where}" if where else text)
+    return torch_dist.PrefixStore(f"together/{meetings.last}", current.store)

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Views of the log after calls and meetings that only some of the ranks took part in, and of torch's calls."""
+
+from __future__ import annotations
+
+import time
+from contextlib import redirect_stderr
+from datetime import timedelta
+from io import StringIO
+from pathlib import Path
+from unittest import mock
+
+import torch
+import torch.distributed as torch_dist
+
+import mcr_dl
+from mcr_dl.passes.log import Log
+from mcr_dl.records import log
+from mcr_dl.runtime import state
+from mcr_dl.testing.expect import expect
+from ranks import session
+
+
+def refused_on_one_rank() -> list[tuple[int, str, str]]:
+    """Numbers, operations and states after rank 0 has made a call that is refused."""
+    session.start()
+    mcr_dl.set_passes([Log(), "compress"])
+    mcr_dl.reset_log()
+    if mcr_dl.get_rank() == 0:
+        integers = torch.ones(8, dtype=torch.int32)
+        expect(mcr_dl.InvalidTypeError, lambda: mcr_dl.all_reduce(integers, codec="bf16"), "bf16")
+    mcr_dl.all_reduce(torch.ones(8))
+    mcr_dl.broadcast(torch.ones(8), 0)
+    records = mcr_dl.log_records()
+    mcr_dl.set_passes([])
+    before = records[-1].seq - 2
+    return [(record.seq and record.seq - before, record.op, record.state) for record in records]
+
+
+def stragglers_of_a_subgroup() -> None:
+    """All ranks of the job take part, those outside the group without records of it."""
+    session.start()
+    mcr_dl.set_passes(["log"])
+    group = mcr_dl.new_group([0, 1])
+    member = mcr_dl.get_rank() < 2
+    if member:
+        mcr_dl.set_passes(["log"], group)
+        mcr_dl.all_reduce(torch.ones(4), group=group)
+    mcr_dl.barrier()
+    for wanted, count in ((group, 1 if member else 0), (None, None)):
+        found = mcr_dl.log_summary(show_straggler=True, return_dict=True, group=wanted)
+        assert found is not None
+        lines = found["straggler_analysis"]
+        assert count is None or sum(each["count"] for sizes in lines.values() for each in sizes.values()) == count
+    if member:
+        mcr_dl.destroy_process_group(group)
+    mcr_dl.set_passes([])
+
+
+def meetings_missed(folder: str) -> None:
+    """A rank that waits for the others in vain gets an error which names them; the next call finds them again."""
+    session.start()
+    mcr_dl.set_passes(["log"])
+    others = ", ".join(str(rank) for rank in range(1, mcr_dl.get_world_size()))
+    with mock.patch.object(state.current(), "timeout", timedelta(seconds=1)):
+        if mcr_dl.get_rank() == 0:
+            wanted = ("trace.save: timed out", "Not arrived", f"rank {others[0]}")
+            expect(mcr_dl.CollectiveTimeoutError, lambda: mcr_dl.trace.save(folder), *wanted)
+            expect(mcr_dl.CollectiveTimeoutError, lambda: mcr_dl.log_summary(True), "log_summary: timed out", "rank 1")
+    mcr_dl.barrier()
+    with mock.patch.object(state.current(), "timeout", timedelta(seconds=30)):
+        for _ in range(2):
+            assert mcr_dl.trace.save(folder).exists()
+            assert mcr_dl.log_summary(True, True) is not None
+        if mcr_dl.get_rank() == 0:
+            expect(mcr_dl.InvalidArgumentError, lambda: mcr_dl.trace.save(folder), "expected the same on all ranks")
+        else:
+            expect(mcr_dl.InvalidArgumentError, lambda: mcr_dl.log_summary(True), "expected the same on all ranks")
+    mcr_dl.set_passes([])
+
+
+def many_splits() -> list[tuple[str, bool]]:
+    """Operations, and whether their counts are lost, after more counts than the ring can keep."""
+    session.start()
+    mcr_dl.set_passes([Log(capacity=100)])
+    size = mcr_dl.get_world_size()
+    value, result = torch.ones(size), torch.empty(size)
+    for _ in range(16384 // (2 * size) + 10):
+        mcr_dl.all_to_all_single(result, value, [1] * size, [1] * size)
+    mcr_dl.all_reduce(value)
+    found = [(record.name, record.truncated) for record in mcr_dl.log_records()[-2:]]
+    mcr_dl.set_passes([Log(capacity=65536)])
+    mcr_dl.set_passes([])
+    return found
+
+
+def lost_before_reset() -> tuple[int, int]:
+    """How many records are lost, before and after the log is reset."""
+    session.start()
+    mcr_dl.set_passes([Log(capacity=10)])
+    for _ in range(15):
+        mcr_dl.barrier()
+    before = log.lost()
+    mcr_dl.reset_log()
+    mcr_dl.barrier()
+    found = before, log.lost()
+    mcr_dl.set_passes([Log(capacity=65536)])
+    mcr_dl.set_passes([])
+    return found
+
+
+def verbose_no_more() -> tuple[int, list[str]]:
+    """How many lines are printed after other logs have taken the verbose one's place; the passes of a later life."""
+    session.start()
+    written = StringIO()
+    with redirect_stderr(written):
+        mcr_dl.configure(enabled=True, verbose=True)
+        mcr_dl.all_reduce(torch.ones(4))
+        mcr_dl.set_passes([])
+        mcr_dl.set_passes(["log"])
+        mcr_dl.all_reduce(torch.ones(4))
+        session.stop()
+        session.start()
+        mcr_dl.set_passes(["log"])
+        mcr_dl.all_reduce(torch.ones(4))
+        time.sleep(0.6)
+        mcr_dl.set_passes([])
+    mcr_dl.configure(debug=True)
+    passes = mcr_dl.get_passes()
+    mcr_dl.configure(debug=False)
+    return written.getvalue().count("comm op:"), [str(each) for each in passes]
+
+
+def callers_of_torch() -> list[tuple[str, str | None]]:
+    """Operations, and the functions that made them, of calls through torch.distributed and mcr_dl."""
+    session.start()
+    mcr_dl.configure(enabled=True, debug=True)
+    mcr_dl.reset_log()
+
+    def evaluate() -> None:
+        mcr_dl.all_reduce(torch.ones(4))
+
+    def train() -> None:
+        torch_dist.all_reduce(torch.ones(4))
+        torch_dist.broadcast(torch.ones(4), 0)
+
+    train()
+    evaluate()
+    train()
+    found = [(record.op, record.caller) for record in mcr_dl.log_records()]
+    mcr_dl.configure(enabled=False, debug=False)
+    return found
+
+
+def region_names(folder: str) -> None:
+    """Names that a trace could not have are refused at once."""
+    session.start()
+    with mcr_dl.trace.region("step"):
+        pass
+    expect(mcr_dl.InvalidTypeError, lambda: mcr_dl.trace.region(7).__enter__(), "trace.region", "expected a str, got 7")  # type: ignore[arg-type]
+    assert mcr_dl.trace.save(Path(folder)).exists()
