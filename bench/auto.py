@@ -34,7 +34,7 @@ from auto_report import draw, markdown
 from mcr_dl import _C
 
 TUNED = "`mcr-tune --quick`, then `python bench/auto.py` (table `{table}`)"
-FIRST_START = "`python bench/auto.py --first-start`"
+FIRST_START = "`python bench/auto.py --first-start --budget {budget:g}`"
 AGAIN = " In each pass, `auto` measures again in its first three seconds."
 PEERS = ("auto", "mpi4py", "gloo")  # torch.distributed's gloo
 CERTAIN = 0.008  # the standard error of a median ratio
@@ -125,6 +125,10 @@ def one_pass(given: argparse.Namespace, points: dict[str, list[int]], samples: S
     return facts
 
 
+def _tuned(facts: dict[str, Any]) -> str:
+    return TUNED.format(table=Path(facts["table"]).name or "none")
+
+
 def main() -> None:
     """Measure, report, and print whether the targets are met."""
     parser = script.parser(__doc__, reports=True)
@@ -152,7 +156,7 @@ def main() -> None:
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
         "passes": given.passes,
         "budget_seconds": given.budget,
-        "way": FIRST_START if given.first_start else TUNED.format(table=Path(facts["table"]).name or "none"),
+        "way": FIRST_START.format(budget=given.budget) if given.first_start else _tuned(facts),
         "remark": AGAIN if given.first_start else "",
         "libraries": facts["libraries"],
         "points": ratios(samples),

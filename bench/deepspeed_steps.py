@@ -160,10 +160,13 @@ def markdown(document: dict[str, Any]) -> str:
         if row[f"gloo / {who}"] < AIM
     ]
     verdict = f"missed by {'; '.join(missed)}" if missed else "reached everywhere"
+    most = document["loss_difference"]
+    losses = f"differ by at most {most:.1g}" if most else "are equal"
     lines = [
         "# DeepSpeed's step time",
         "",
-        f"`python bench/deepspeed_steps.py` on {document['date']}: {document['machine']}; DeepSpeed "
+        f"`python bench/deepspeed_steps.py --rounds {document['rounds']} --steps {document['steps']}` on "
+        f"{document['date']}: {document['machine']}; DeepSpeed "
         f"{document['deepspeed']}, torch {document['torch']}; `auto` uses the tuning table `{document['table']}`.",
         "",
         f"Two ranks on one host, one thread each, batch {document['batch']}; small: 0.1 million float32 weights in six",
@@ -175,8 +178,7 @@ def markdown(document: dict[str, Any]) -> str:
         f"{document['disturbed']} of {document['rounds'] * len(cases)} points were taken while other programs had "
         f"{DISTURBED:.0%} of the machine or more.",
         "",
-        f"The aim is {AIM:g} everywhere: {verdict}. After all steps the losses of a case differ by at most "
-        f"{document['loss_difference']:.1g}.",
+        f"The aim is {AIM:g} everywhere: {verdict}. After all steps the losses of a case {losses}.",
         "",
         *table(["case", *(f"{who}, ms" for who in WHO), *(f"gloo / {who}" for who in WHO[1:])], rows),
     ]

@@ -83,10 +83,11 @@ def _row(nbytes: int, times: dict[str, list[float]], other: dict[str, list[float
 
 def markdown(found: dict[str, Any]) -> str:
     """The report."""
+    ranks = " ".join(str(job["mpich"]["ranks"]) for job in found["jobs"])
     lines = [
         "# shm against MPI and gloo",
         "",
-        f"`python bench/shm.py` on {date.today()}: {platform.machine()}, {os.cpu_count()} cores, load "
+        f"`python bench/shm.py --ranks {ranks}` on {date.today()}: {platform.machine()}, {os.cpu_count()} cores, load "
         f"{found['load']:.1f} before the run; torch {torch.__version__}.",
         "",
         "float32, through Python, all candidates of a job in turns. Times in µs, minima over rounds; sizes are those",

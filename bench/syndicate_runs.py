@@ -139,8 +139,9 @@ def markdown(document: dict[str, Any]) -> str:
     lines = [
         "# Syndicate in real runs",
         "",
-        f"`python bench/syndicate_runs.py` on {document['date']}: {platform.machine()}, {os.cpu_count()} cores for all",
-        "hosts of the [lab](../lab.md); gloo uses each host's first NIC, MPI the second. The programs are those of",
+        f"`sudo python bench/syndicate_runs.py --rounds {document['rounds']}` on {document['date']}:",
+        f"{platform.machine()}, {os.cpu_count()} cores for all hosts of the [lab](../lab.md); gloo uses each host's",
+        "first NIC, MPI the second. The programs are those of",
         "`python -m mcr_dl.examples.syndicate`; every call uses `auto`, with the measurements of a first start. Plans",
         f"and program order take turns of six iterations each, {document['rounds']} turns per plan; times are medians",
         "in ms on rank 0. `auto` is program order: what runs without Syndicate. `priority` stands for ByteScheduler:",

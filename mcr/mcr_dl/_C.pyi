@@ -89,7 +89,7 @@ class PassedCall:
 
     @property
     def op(self) -> str:
-        """The operation's name, as in the op table."""
+        """The operation's name without its form: all_gather for all_gather_into_tensor and all_gatherv, too."""
     @property
     def group(self) -> ProcessGroup:
         """The group, as torch's process group."""
@@ -491,9 +491,7 @@ def reduce(tensor: ArrayLike, dst: int | None = None, op: ReduceOp | ReduceOp.Re
         group_dst: the same rank, given by its index in the group; give one of the two.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
-            group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
-            table. None: the pass's own (docs/compression.md).
+        codec: None or 'none', as this operation has no compressed form.
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
         key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
@@ -679,15 +677,13 @@ def gather(tensor: ArrayLike, gather_list: Sequence[ArrayLike] | ArrayLike | Non
         tensor: dense tensor that is sent.
         gather_list: list of one dense tensor per rank, or one tensor that holds the blocks in rank
             order; only the root needs it.
-        dst: global rank of the root. The keyword may also be root.
+        dst: global rank of the root; None: rank 0. The keyword may also be root.
         group: group to work in; None: the default group.
         async_op: True: return a Work at once. All ranks give the same value.
         group_dst: the same rank, given by its index in the group; give one of the two.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
-            group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
-            table. None: the pass's own (docs/compression.md).
+        codec: None or 'none', as this operation has no compressed form.
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
         key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
@@ -734,15 +730,13 @@ def scatter(tensor: ArrayLike, scatter_list: Sequence[ArrayLike] | ArrayLike | N
         tensor: dense tensor that receives the result; same dtype and device as the input.
         scatter_list: list of one dense tensor per rank, or one tensor that holds the blocks in rank
             order; only the root needs it.
-        src: global rank of the root. The keyword may also be root.
+        src: global rank of the root; None: rank 0. The keyword may also be root.
         group: group to work in; None: the default group.
         async_op: True: return a Work at once. All ranks give the same value.
         group_src: the same rank, given by its index in the group; give one of the two.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
-            group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
-            table. None: the pass's own (docs/compression.md).
+        codec: None or 'none', as this operation has no compressed form.
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
         key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
@@ -1196,7 +1190,7 @@ def gatherv(output: ArrayLike | None, input: ArrayLike, root: int, rcounts: Sequ
         output: dense tensor that receives the result; same dtype and device as the input; only the root
             needs it.
         input: dense tensor that is sent.
-        root: global rank of the root. The keyword may also be dst.
+        root: global rank of the root; None: rank 0. The keyword may also be dst.
         rcounts: elements of the block from each rank; only the root needs it.
         displs: offset of each rank's block in the output, in elements; None: the blocks are packed.
         group: group to work in; None: the default group.
@@ -1205,9 +1199,7 @@ def gatherv(output: ArrayLike | None, input: ArrayLike, root: int, rcounts: Sequ
             between ranks.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
-            group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
-            table. None: the pass's own (docs/compression.md).
+        codec: None or 'none', as this operation has no compressed form.
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
         key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
@@ -1253,7 +1245,7 @@ def scatterv(output: ArrayLike, input: ArrayLike | None, root: int, scounts: Seq
     Args:
         output: dense tensor that receives the result; same dtype and device as the input.
         input: dense tensor that is sent; only the root needs it.
-        root: global rank of the root. The keyword may also be src.
+        root: global rank of the root; None: rank 0. The keyword may also be src.
         scounts: elements of the block for each rank; only the root needs it.
         displs: offset of each rank's block in the input, in elements; None: the blocks are packed.
         group: group to work in; None: the default group.
@@ -1262,9 +1254,7 @@ def scatterv(output: ArrayLike, input: ArrayLike | None, root: int, scounts: Seq
             between ranks.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
-            group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
-            table. None: the pass's own (docs/compression.md).
+        codec: None or 'none', as this operation has no compressed form.
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
         key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays

@@ -19,6 +19,10 @@ from torch.distributed.fsdp._fully_shard import _fsdp_api
 from mcr_dl.base.errors import InvalidTypeError
 from mcr_dl.libraries.registry import use
 
+# torch deprecates the older names where it has these.
+_all_gather = getattr(torch_dist, "all_gather_single", torch_dist.all_gather_into_tensor)
+_reduce_scatter = getattr(torch_dist, "reduce_scatter_single", torch_dist.reduce_scatter_tensor)
+
 __all__ = ["AllGather", "ReduceScatter", "set_backends"]
 
 
@@ -56,9 +60,7 @@ class AllGather(_Communication, _fsdp_api.AllGather):
     ) -> torch_dist.Work | None:
         """Gather ``input_tensor`` (n) of every rank into ``output_tensor`` (ranks * n), in rank order."""
         with self.named():
-            work: torch_dist.Work | None = torch_dist.all_gather_into_tensor(
-                output_tensor, input_tensor, group, async_op
-            )
+            work: torch_dist.Work | None = _all_gather(output_tensor, input_tensor, group, async_op)
         return work
 
 
@@ -78,9 +80,7 @@ class ReduceScatter(_Communication, _fsdp_api.ReduceScatter):
     ) -> torch_dist.Work | None:
         """Reduce ``input_tensor`` (ranks * n) over all ranks; this rank's part is ``output_tensor`` (n)."""
         with self.named():
-            work: torch_dist.Work | None = torch_dist.reduce_scatter_tensor(
-                output_tensor, input_tensor, op, group, async_op
-            )
+            work: torch_dist.Work | None = _reduce_scatter(output_tensor, input_tensor, op, group, async_op)
         return work
 
 

@@ -42,7 +42,7 @@ class BackendError(McrError):
 
 
 class PeerLostError(BackendError):
-    """The process of another rank of the group has ended, so the call cannot complete; later calls raise it too."""
+    """A rank of the group is lost: its process has ended, or its host does not answer. Later calls raise it too."""
 
 
 class CollectiveTimeoutError(McrError, TimeoutError):

@@ -48,13 +48,20 @@ _PARAMETERS = {
 _SENT = f"dense tensor of any shape that is sent; {_STRIDES}"
 _RECEIVED = f"dense tensor of any shape that receives the message; {_STRIDES}"
 _AT_ONCE = "True: return a Work at once"  # the peer may give another value
+
+
+def _of_the_root(*kinds: str) -> dict[str, str]:
+    return {kind: f"{_PARAMETERS[kind]}; only the root needs it" for kind in kinds}
+
+
 # Instead of those above, by operation of the op table.
 _OWN_PARAMETERS = {
     "send": {"tensor": _SENT, "async_op": _AT_ONCE},
     "recv": {"tensor": _RECEIVED, "async_op": _AT_ONCE},
-    "gather": {kind: f"{_PARAMETERS[kind]}; only the root needs it" for kind in ("outputs", "output", "rcounts")},
-    "scatter": {kind: f"{_PARAMETERS[kind]}; only the root needs it" for kind in ("inputs", "input", "scounts")},
+    "gather": _of_the_root("outputs", "output", "rcounts"),
+    "scatter": _of_the_root("inputs", "input", "scounts"),
 }
+_ROOT_0 = ("gather", "scatter")  # their root need not be given
 # The functions that torch does not have.
 _MPI = {
     "bcast": "MPI_Bcast",
@@ -116,13 +123,21 @@ def root_names(row: dict[str, Any]) -> list[str]:
     return [] if torchs is None else list(dict.fromkeys([_root_of(row), torchs, "root"]))
 
 
+@cache
+def _compressible() -> set[str]:
+    return {each["name"] for each in _C.ops() if each["compressible"]}
+
+
 def _parameter_text(row: dict[str, Any], name: str, kind: str) -> str:
+    if kind == "codec" and row["op"] not in _compressible():
+        return f"{name}: None or 'none', as this operation has no compressed form."
     if kind != "src":
         return f"{name}: {_OWN_PARAMETERS.get(row['op'], {}).get(kind, _PARAMETERS[kind])}."
     others = root_names(row)[1:]
     if not others:
         return f"{name}: global rank of the peer{'; None: any rank' if row['op'] == 'recv' else ''}."
-    return f"{name}: global rank of the root. The keyword may also be {' or '.join(others)}."
+    default = "; None: rank 0" if row["op"] in _ROOT_0 else ""
+    return f"{name}: global rank of the root{default}. The keyword may also be {' or '.join(others)}."
 
 
 def docstring_of(row: dict[str, Any]) -> str:

@@ -181,10 +181,10 @@ OTHERS = (
     ),
     (
         "`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`",
-        "torch's; they take precedence over a launcher's own",
+        "torch's; they take precedence over a launcher's own. `init_distributed` and DeepSpeed's backend set missing ones",
     ),
     (
-        "`OMPI_COMM_WORLD_*`, `PMI_*`, `MPI_LOCALRANKID`, `MPI_LOCALNRANKS`, `SLURM_*`",
+        "`OMPI_COMM_WORLD_*`, `PMI_*`, `PMIX_RANK`, `MPI_LOCALRANKID`, `MPI_LOCALNRANKS`, `SLURM_*`",
         "rank, size, local rank and ranks per host from `mpiexec` and `srun`",
     ),
     (

@@ -2,7 +2,7 @@
 """Data-parallel training whose optimizer state is sharded, with a copy of each shard in another rank's memory.
 
 Each rank updates its shard of the parameters with Adam and keeps, for the last two steps, its shard and that of the
-rank before it. Any ranks may be lost, as long as no two of them are neighbours: the others have every shard of the last
+rank before it. Any ranks may be lost, as long as no two of them are neighbors: the others have every shard of the last
 step that all of them completed.
 """
 
@@ -25,7 +25,7 @@ _VALUES, _FIRST, _SECOND = range(3)  # rows of a shard: parameters, first and se
 
 
 class UnrecoverableError(RuntimeError):
-    """Two neighbouring ranks are lost, and with them a shard and its copy."""
+    """Two neighboring ranks are lost, and with them a shard and its copy."""
 
 
 @dataclass

@@ -63,7 +63,8 @@ def new_group(
         timeout: how long an operation of the group may take, a timedelta or seconds; the default group's by default.
         backend: names as for init_process_group; the default group's by default.
         use_local_synchronization: True: only the members call.
-        group_desc: a readable name, which becomes part of the group's name; equal on all ranks.
+        group_desc: a readable name, which becomes part of the group's name; equal on all ranks. It has no effect with
+            ``use_local_synchronization`` or ``mpi_comm``.
         sort_ranks: False: group ranks follow the order of ``ranks``, if torch's ``new_group`` has this argument.
         mpi_comm: a communicator of mpi4py: its members call, the group takes its ranks and order, and mpi's operations
             run on a duplicate of it.

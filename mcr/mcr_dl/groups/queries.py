@@ -91,7 +91,8 @@ def get_backend_config(group: handles.Group = None) -> str:
 def get_default_backend_for_device(device: str | torch.device) -> str:
     """The first backend for a device, of those that reach all hosts (torch.distributed.get_default_backend_for_device).
 
-    Raises InvalidArgumentError for a device that no backend here serves.
+    It may be unusable here: ``is_backend_available`` tells. Raises InvalidArgumentError for other devices than cpu and
+    cuda.
     """
     kind = torch.device(device).type
     if kind not in ("cpu", "cuda"):

@@ -66,8 +66,8 @@ def register_pass(handler: Any, name: str | None = None) -> Any:
     """Register a pass of your own, so that ``set_passes`` can put it into a group's chain by its name.
 
     Args:
-        handler: an object with a method ``handle(call)``, called on the calling thread for every call of the group that
-            has something to do. ``call`` is a ``mcr_dl.passes.PassedCall``; handle() must call one of its proceed(),
+        handler: an object with a method ``handle(call)``, called for every call of the group that has something to do, on
+            the calling thread or, behind ``fuse``, perhaps on a thread of MCR-DL. ``call`` is a ``mcr_dl.passes.PassedCall``; handle() must call one of its proceed(),
             done() and hold(), and return the result of that. Its decisions must be equal on all ranks.
         name: the name for ``set_passes``; by default the object's ``name``, else its class's in lower case.
 
@@ -269,12 +269,13 @@ def set_passes(passes: Iterable[str | Specification] | None, group: handles.Grou
     Other threads may use other groups meanwhile; on this group no rank may make a call that another rank does not make.
 
     Args:
-        passes: names ("fuse", or what ``register_pass`` was given) and specifications such as ``passes.Fuse(...)``.
+        passes: names ("fuse", or what ``register_pass`` was given) and specifications such as ``passes.Fuse(...)``;
+            None: those that ``MCR_DL_PASSES`` names.
         group: the default group if None.
 
     Raises InvalidArgumentError or InvalidTypeError on every rank if one rank's list has an unknown name or a pass
     twice, or if the lists or the calls before this one differ; CollectiveTimeoutError on every rank if some ranks do
-    not come, or held calls are not released, within the timeout. The group then keeps its passes.
+    not come within the group's timeout, or held calls are not released within 30 seconds. The group then keeps its passes.
     """
     if handles.left_out(group, "set_passes"):
         return

@@ -20,13 +20,15 @@ class Fuse:
     """Hold small asynchronous all_reduce, broadcast, all_gather and reduce_scatter calls, and send them together.
 
     Calls share a buffer if they agree in operation, dtype, reduction, root and backend. A buffer is flushed when it is
-    full, when its first call has waited long enough, or when the program waits for one of its calls. The ranks agree on
-    each flush (docs/passes.md).
+    full, when its first call has waited long enough, when the program waits for one of its calls, or when it makes a
+    blocking call on the group. The ranks agree on each flush (docs/passes.md).
 
     Args:
-        buffer_bytes: the size of a buffer, the paper's B; by default the backend's (``mcr_dl/libraries``).
+        buffer_bytes: the size of a buffer, the paper's B.
         hold_microseconds: how long a call may wait for others, the paper's T.
         largest_bytes: calls with more bytes are not held; at most ``buffer_bytes``.
+
+    None stands for the backend's own: 256 KiB, 200 µs and 32 KiB for MPI; 1 MiB, 1000 µs and 64 KiB for others.
 
     Raises InvalidArgumentError for an invalid size or time.
     """
