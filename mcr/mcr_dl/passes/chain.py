@@ -66,9 +66,10 @@ def register_pass(handler: Any, name: str | None = None) -> Any:
     """Register a pass of your own, so that ``set_passes`` can put it into a group's chain by its name.
 
     Args:
-        handler: an object with a method ``handle(call)``, called for every call of the group that has something to do, on
-            the calling thread or, behind ``fuse``, perhaps on a thread of MCR-DL. ``call`` is a ``mcr_dl.passes.PassedCall``; handle() must call one of its proceed(),
-            done() and hold(), and return the result of that. Its decisions must be equal on all ranks.
+        handler: an object with a method ``handle(call)``, called for every call of the group that has something to do,
+            on the calling thread or, behind ``fuse``, perhaps on a thread of MCR-DL. ``call`` is a
+            ``mcr_dl.passes.PassedCall``; handle() must call one of its proceed(), done() and hold(), and return the
+            result of that. Its decisions must be equal on all ranks.
         name: the name for ``set_passes``; by default the object's ``name``, else its class's in lower case.
 
     Returns the handler. Raises InvalidTypeError if it has no ``handle``, InvalidArgumentError if a pass of the library
@@ -275,7 +276,8 @@ def set_passes(passes: Iterable[str | Specification] | None, group: handles.Grou
 
     Raises InvalidArgumentError or InvalidTypeError on every rank if one rank's list has an unknown name or a pass
     twice, or if the lists or the calls before this one differ; CollectiveTimeoutError on every rank if some ranks do
-    not come within the group's timeout, or held calls are not released within 30 seconds. The group then keeps its passes.
+    not come within the group's timeout, or held calls are not released within 30 seconds. The group then keeps its
+    passes.
     """
     if handles.left_out(group, "set_passes"):
         return
