@@ -54,6 +54,7 @@ def agree(
     ``decide`` raises it; CollectiveTimeoutError if a rank does not arrive within the group's timeout, and PeerLostError
     if it has ended. Later changes are not affected.
     """
+    watch.refuse_fork()  # a child's answer would be its parent's next one
     made, operation = _C.newest_collective(group)
     mine = {
         "what": what,

@@ -49,8 +49,7 @@ def connect(
     ``patience``: seconds for a library that starts on all ranks of a job together, as some ranks of the job are lost.
     All members give the same value and have just met. Raises CollectiveTimeoutError if they do not suffice.
     """
-    if watch.forked():
-        raise NotInitializedError(watch.forked_text())
+    watch.refuse_fork()
     current = state.current()
     for name in names:
         if registry.is_hierarchical(name):

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as torch_dist
 
-from mcr_dl import _C
+from mcr_dl import _C, watch
 from mcr_dl.base import launcher
 from mcr_dl.base.errors import NotInitializedError
 from mcr_dl.libraries.pmi import own_connection
@@ -25,11 +25,11 @@ class State:
     """One life of the runtime. ``groups/lifecycle.py`` makes and ends it."""
 
     launch: launcher.Launch
-    store: torch_dist.Store
+    own_part: torch_dist.Store  # of the job's store: the keys of this life
     timeout: timedelta
     backends: list[str]
     device: int  # index of this process's CUDA device; -1 without one
-    job_store: torch_dist.Store  # with the keys of all lives
+    whole_store: torch_dist.Store  # with the keys of all lives
     asked: list[str] = field(default_factory=list)  # backends without which init fails
     groups: dict[str, _C.Group] = field(default_factory=dict)
     groups_made: int = 0
@@ -41,7 +41,7 @@ class State:
     grid: _C.Topology | None = None  # the one that the user gave; None: derived from the hosts
     topologies: dict[str, dimensions.Held] = field(default_factory=dict)  # by group
     networks: dict[tuple[str, str], list[rates.Row]] = field(default_factory=dict)  # by group and candidate
-    own_store: torch_dist.Store | None = None  # ``store`` over a connection of its own
+    own_store: torch_dist.Store | None = None  # ``own_part`` over a connection of its own
     stores: list[torch_dist.Store] = field(default_factory=list)  # which backends use as long as they live
     knowledge: choice.Knowledge | None = None
     candidates: list[str] | None = None  # those that all ranks have; None before the default group is made
@@ -50,10 +50,23 @@ class State:
     meetings: Any = None  # of the functions that all ranks call together (``meetings.together``)
     endings: dict[str, list[Callable[[], None]]] = field(default_factory=dict)  # by group: run before it ends
 
+    @property
+    def store(self) -> torch_dist.Store:
+        """This life's part of the job's store. Raises NotInitializedError in a forked process."""
+        watch.refuse_fork()
+        return self.own_part
+
+    @property
+    def job_store(self) -> torch_dist.Store:
+        """The store with the keys of all lives. Raises NotInitializedError in a forked process."""
+        watch.refuse_fork()
+        return self.whole_store
+
     def apart(self) -> torch_dist.Store:
         """The store over a connection that no thread occupies by waiting."""
+        store = self.store
         if self.own_store is None:
-            self.own_store = own_connection(self.store)
+            self.own_store = own_connection(store)
         return self.own_store
 
     def add_shadow(self, owner: str, group: _C.Group) -> None:
@@ -109,7 +122,7 @@ def begin(
     # Not of this process: others that meet it at this store may have run another number of jobs before.
     _life = life or store.add(f"lives/{launch.rank}", 1)
     own = torch_dist.PrefixStore(f"life-{_life}", store)
-    _current = State(launch, own, timeout, backends, device, job_store=store)
+    _current = State(launch, own, timeout, backends, device, whole_store=store)
     return _current
 
 

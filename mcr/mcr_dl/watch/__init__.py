@@ -8,7 +8,7 @@ as the store may never answer. docs/reliability.md lists the guarantees.
 
 from mcr_dl.watch._alarm import leave_member, member
 from mcr_dl.watch._diagnosis import ranks_text
-from mcr_dl.watch._fork import forked
+from mcr_dl.watch._fork import forked, refuse_fork
 from mcr_dl.watch._fork import text as forked_text
 from mcr_dl.watch._report import identity
 from mcr_dl.watch._watch import (
@@ -52,6 +52,7 @@ __all__ = [
     "member",
     "prepare_folder",
     "ranks_text",
+    "refuse_fork",
     "replace",
     "set_job",
     "start",

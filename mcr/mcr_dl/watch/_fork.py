@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 
 from mcr_dl import _C
+from mcr_dl.base.errors import NotInitializedError
 
 _groups: Callable[[], list[_C.Group]] = list
 _rank: int | None = None
@@ -32,6 +33,12 @@ def text() -> str:
         f"this process was forked from rank {_rank} after init, and cannot use its connections: communicate from the "
         "parent, or start processes by 'spawn' and call init there"
     )
+
+
+def refuse_fork() -> None:
+    """Raise NotInitializedError in a forked process, where the caller would use or end its parent's connections."""
+    if _forked:
+        raise NotInitializedError(text())
 
 
 def _in_child() -> None:
