@@ -88,11 +88,12 @@ def destroy_process_group(group: handles.Group = None) -> None:
     """End one group, or the runtime with all groups (None or the default group).
 
     Completes started operations first, for at most ten seconds, and warns of those that do not complete.
-    A rank that is not a member of the group has nothing to end. Raises NotInitializedError before init and after
-    finalize, and DesyncError, after all groups have ended, if the ranks made different calls
+    A rank that is not a member of the group has nothing to end. Raises NotInitializedError before init, after finalize
+    and in a forked process, and DesyncError, after all groups have ended, if the ranks made different calls
     (``MCR_DL_DEBUG=detail``).
     Source: torch.distributed.destroy_process_group.
     """
+    watch.refuse_fork()
     if handles.not_a_member(group):
         return
     where = handles.core_group(group)
@@ -117,6 +118,7 @@ def destroy_process_group(group: handles.Group = None) -> None:
 
 def finalize(backends: Iterable[str] | None = None) -> None:
     """End the named backends (None: all backends and the runtime). Source: MCR-DL paper, Listing 1."""
+    watch.refuse_fork()
     current = state.current()
     names = current.backends if backends is None else registry.parse_backends(backends)
     for name in names:
@@ -139,6 +141,7 @@ def synchronize(backends: str | Iterable[str] | None = None) -> None:
 
     Raises CollectiveTimeoutError after the default group's timeout. Source: MCR-DL paper, Listing 1.
     """
+    watch.refuse_fork()
     current = state.current()
     names = [] if backends is None else registry.parse_backends(backends)
     names = names or state.backends_in_use()

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 from functools import partial
 
-from mcr_dl import _C
+from mcr_dl import _C, watch
 from mcr_dl.groups import tried
 from mcr_dl.passes import chain
 from mcr_dl.runtime import core_groups, dimensions, lines, state
@@ -63,6 +63,7 @@ def end_dimensions(group: _C.Group) -> None:
 
 def end_group(group: _C.Group) -> None:
     """End a group other than the default one, once its passes hold no calls."""
+    watch.refuse_fork()
     end_dimensions(group)
     chain.synchronize(group)
     core_groups.forget_group(group)

@@ -77,6 +77,7 @@ def start(
     passes: Iterable[Any] | None = None,
 ) -> None:
     """Do the work of init_process_group(), except for torch's process group."""
+    watch.refuse_fork()
     if state.is_initialized():
         message = "init_process_group: the default group is initialized already; call destroy_process_group() first"
         raise InvalidArgumentError(message)
@@ -250,6 +251,7 @@ def end() -> None:
 
     Raises DesyncError, after everything has ended, if the ranks made different calls (``MCR_DL_DEBUG=detail``).
     """
+    watch.refuse_fork()
     desync = watch.compare_last()
     if desync:
         core_groups.forget()

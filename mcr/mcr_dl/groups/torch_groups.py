@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as torch_dist
 
-from mcr_dl import _C
+from mcr_dl import _C, watch
 from mcr_dl.base.errors import DesyncError, InvalidArgumentError, NotInitializedError, UnsupportedError
 from mcr_dl.groups import factory, forms, lifecycle, objects, survivors
 from mcr_dl.libraries import registry
@@ -235,6 +235,7 @@ def _default_group(options: Any) -> _C.Group:
 
 def on_shutdown(group: _C.Group) -> None:
     """End the group that torch is destroying; with the default group, the runtime."""
+    watch.refuse_fork()
     state.run_endings(None if group is _C.world() else group.name())
     if group is _C.world():
         try:
@@ -250,6 +251,7 @@ def on_shutdown(group: _C.Group) -> None:
 
 def on_abort(group: _C.Group) -> None:
     """As ``on_shutdown``, without waiting for anything."""
+    watch.refuse_fork()
     if group is _C.world():
         core_groups.forget()
     else:

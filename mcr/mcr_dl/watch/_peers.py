@@ -70,8 +70,10 @@ class Peers:
         """``members``: what the ranks have left at the store (`_report.identity`), by rank."""
         self._ended = ended
         self._running: dict[int, tuple[int, dict[str, Any]]] = {}  # rank and member by descriptor
+        self._process = os.getpid()  # a forked child has the pipe, but not the thread
         self._changed = threading.Condition()
         self._wake = os.pipe()
+        self._open = True  # the pipe
         for rank, member in members.items():
             with contextlib.suppress(OSError):  # a process that has ended, or a system without such descriptors
                 self._running[os.pidfd_open(member["pid"])] = rank, member
@@ -80,8 +82,9 @@ class Peers:
 
     def stop(self) -> None:
         """End the thread: at the end of the interpreter it must not be inside the core."""
-        os.write(self._wake[1], _STOP)
-        self._thread.join(_LAST)
+        self._notify(_STOP)
+        if self._thread.is_alive():
+            self._thread.join(_LAST)
 
     def add(self, rank: int, member: dict[str, Any]) -> None:
         """Watch one more process, which may have ended already."""
@@ -94,7 +97,14 @@ class Peers:
             return
         with self._changed:
             self._running[descriptor] = rank, member
-        os.write(self._wake[1], _ADDED)
+        self._notify(_ADDED)
+
+    def _notify(self, reason: bytes) -> None:
+        if os.getpid() != self._process:
+            return
+        with self._changed:
+            if self._open:  # else the numbers of the pipe may be those of other files
+                os.write(self._wake[1], reason)
 
     def running(self) -> set[int]:
         """The ranks whose processes have not ended."""
@@ -136,4 +146,5 @@ class Peers:
         with self._changed:
             for descriptor in (*self._wake, *self._running):
                 os.close(descriptor)
+            self._open = False
             self._running.clear()

@@ -13,6 +13,7 @@
 #include "bindings/python/gil.h"
 #include "bindings/torch/completions.h"
 #include "bindings/torch/error.h"
+#include "observe/stop.h"
 
 namespace py = pybind11;
 
@@ -430,6 +431,7 @@ void TorchBackend::shutdown() {
 }
 
 void TorchBackend::abort() {
+  if (Stop::forked()) Stop::check();  // the communicators are the parent's
   const Locked locked;
   if (group_->closed()) return;
   {
