@@ -41,6 +41,11 @@ def test_meshes(pools: Pools) -> None:
         assert sums == {"a": 2.0 if rank % 2 == 0 else 4.0, "b": 1.0 if rank < 2 else 5.0}
 
 
+def test_failed(pools: Pools) -> None:
+    """All ranks keep the topology before one whose groups cannot be made, or that a rank cannot read."""
+    pools.get("processes", 4).run(topology.failed, limit=120)
+
+
 def test_read(tmp_path: Path) -> None:
     """A file is read with all its figures; errors name the variable and the file."""
     row = {"name": "rail", "size": 2, "bandwidth": 25 * 10**9, "latency": 3000, "backend": "mpi"}

@@ -11,11 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 import mcr_dl
 from mcr_dl import InvalidArgumentError, InvalidTypeError
+from mcr_dl.runtime import state
 from mcr_dl.testing.expect import expect
 from ranks import session
 
@@ -131,3 +134,37 @@ def meshes() -> tuple[Any, ...]:
     expect(InvalidTypeError, lambda: mcr_dl.topology(3), "int")
     session.stop()
     return first, sums
+
+
+def failed() -> None:
+    """Groups of a topology that cannot be made, or an argument that one rank cannot read: the one before stays."""
+    session.stop()
+    session.start("shm", "gloo")
+    rank = mcr_dl.get_rank()
+    mcr_dl.set_topology(document(2, 2))
+    sums = {name: _sum(mcr_dl.topology().group(name)) for name in "ab"}
+    groups = set(state.current().groups)
+    other = document(2, 2, ranks=[0, 2, 1, 3])
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 2:  # the group of ranks 0 and 1 could be made
+            patch.setenv("MCR_DL_SHM_BYTES", "1")
+        expect(InvalidArgumentError, lambda: mcr_dl.set_topology(other), "MCR_DL_SHM_BYTES", "rank")
+    assert state.current().arranged == document(2, 2)
+    wrong = [
+        ({**document(2, 2), "dimensions": [{"name": "a", "size": np.int64(4)}]}, "expected an integer, got"),
+        ({**document(4), "version": _Unreadable()}, "no text"),
+        ({**document(4), "dimensions": [{"name": "a\n", "size": 4}]}, "name: expected a text like"),
+    ]
+    for one, text in wrong:
+        expect(InvalidArgumentError, lambda one=one: mcr_dl.set_topology(one if rank == 1 else document(4)), text)
+    assert mcr_dl.topology().names == ("a", "b")
+    assert {name: _sum(mcr_dl.topology().group(name)) for name in "ab"} == sums
+    assert set(state.current().groups) == groups
+    mcr_dl.set_topology(other)
+    assert {name: _sum(mcr_dl.topology().group(name)) for name in "ab"} == {"a": sums["b"], "b": sums["a"]}
+    session.stop()
+
+
+class _Unreadable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")

@@ -29,7 +29,7 @@ def path_text(path: Iterable[str | int]) -> str:
 
 def _expectation(rule: str, value: Any, instance: Any) -> tuple[str, str]:
     """The expectation of a schema rule, and the value found."""
-    found = json.dumps(instance)
+    found = json.dumps(instance, default=repr)
     found = found if len(found) <= _LONGEST else f"{found[: _LONGEST - 3]}..."
     if rule == "type":
         return " or ".join(_TYPES[name] for name in ([value] if isinstance(value, str) else value)), found

@@ -45,15 +45,26 @@ def add_passes(group: _C.Group) -> None:
         chain.apply(group, specifications)
 
 
-def add_dimensions(
-    group: _C.Group, grid: _C.Topology | None = None, *, given: dict[str, _C.Group] | None = None, turn: int = -1
-) -> None:
-    """Give a group its topology (None: the part that the job's gives it) and groups of its dimensions (``hold``)."""
+def add_dimensions(group: _C.Group, given: dict[str, _C.Group] | None = None) -> None:
+    """Give a new group the part of the job's topology that it has, and the ``given`` groups or new ones for it."""
     current = state.current()
-    if grid is None:
-        nodes = [] if current.knowledge is None else current.knowledge.nodes
-        grid = dimensions.grid_of_members(current.grid, nodes, group.ranks)
-    current.topologies[group.name()] = dimensions.hold(group, grid, partial(make_group, line=True), given, turn)
+    nodes = [] if current.knowledge is None else current.knowledge.nodes
+    held = dimensions.Held(dimensions.grid_of_members(current.grid, nodes, group.ranks), given or {})
+    for index in dimensions.with_groups(held.grid, group.size()) if given is None else []:
+        make_line(group, held, index)
+    current.topologies[group.name()] = held
+
+
+def make_line(group: _C.Group, held: dimensions.Held, index: int, turn: int = -1) -> _C.Group:
+    """Make the group of a dimension (``dimensions.add_group``)."""
+    return dimensions.add_group(held, group, index, partial(make_group, line=True), turn)
+
+
+def replace_dimensions(group: _C.Group, held: dimensions.Held) -> None:
+    """Give a group another topology with its groups, and end those of the one before."""
+    topologies = state.current().topologies
+    before, topologies[group.name()] = topologies.get(group.name()), held
+    dimensions.end(before, end_group)
 
 
 def end_dimensions(group: _C.Group) -> None:

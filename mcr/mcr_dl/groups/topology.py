@@ -125,7 +125,8 @@ def set_topology(
     are destroyed.
 
     Raises InvalidArgumentError on all ranks, and changes nothing, if the topology does not fit the group, or if the
-    topologies or the calls before this one differ.
+    topologies or the calls before this one differ; also if a group for a dimension cannot be made, where the ranks that
+    noticed raise the error itself.
     """
     members = handles.core_group(group)
     current = state.current()
@@ -136,13 +137,32 @@ def set_topology(
         dimensions.check_backends(value["document"], lambda _: [*dict.fromkeys(backends)])
     except (InvalidArgumentError, InvalidTypeError) as error:
         value["problem"] = str(error)
+    except Exception as error:  # the other ranks wait, whatever the argument does
+        value["problem"] = f"topology: {type(error).__name__}: {error}"
     turn = current.count(f"topology {members.name()}")
     size = members.size()
     document = changes.agree(members, "set_topology", value, lambda values: dimensions.decide(values, size))
+    grid = dimensions.grid_of(document, size)
+    assert grid is not None
+    held = dimensions.Held(grid, _groups_of_mesh(topology) if isinstance(topology, DeviceMesh) else {})
+    before = current.arranged
     if members is _C.world():
-        current.arranged = document
-    meshes = _groups_of_mesh(topology) if isinstance(topology, DeviceMesh) else {}
-    factory.end_dimensions(members)
-    factory.add_dimensions(members, dimensions.grid_of(document, size), given=meshes or None, turn=turn)
-    for each in current.topologies[members.name()].owned:
-        torch_groups.publish(each)
+        current.arranged = document  # the backends of the new groups depend on it
+    try:
+        for index in [] if held.groups else dimensions.with_groups(grid, size):
+            _make_line(members, held, index, turn)
+    except BaseException:
+        current.arranged = before
+        dimensions.end(held, factory.end_group)
+        raise
+    factory.replace_dimensions(members, held)
+
+
+def _make_line(members: _C.Group, held: dimensions.Held, index: int, turn: int) -> None:
+    """Make and publish the group of a dimension. If that fails on a rank, all ranks raise before they make more."""
+    problem = None
+    try:
+        torch_groups.publish(factory.make_line(members, held, index, turn))
+    except Exception as error:
+        problem = error
+    changes.agree(members, "set_topology", None, problem=problem)

@@ -17,6 +17,8 @@ import torch.distributed as torch_dist
 from mcr_dl import _C, watch
 from mcr_dl.base import agreement
 from mcr_dl.base.errors import (
+    BackendError,
+    BackendUnavailableError,
     CollectiveTimeoutError,
     InvalidArgumentError,
     InvalidTypeError,
@@ -28,7 +30,8 @@ from mcr_dl.runtime.rounds import Round, poll
 
 _LONGEST = 0.1  # seconds between two checks for the answer
 _PATIENCE = 15.0  # seconds for the rank that writes the answer, which may ask the others where they are
-_ERRORS = {kind.__name__: kind for kind in (InvalidArgumentError, InvalidTypeError, CollectiveTimeoutError)}
+_KINDS = (BackendError, BackendUnavailableError, CollectiveTimeoutError, InvalidArgumentError, InvalidTypeError)
+_ERRORS = {kind.__name__: kind for kind in _KINDS}
 
 Decide = Callable[[list[Any]], Any]
 

@@ -36,7 +36,7 @@ _SCHEMA = {
                 "required": ["name", "size"],
                 "additionalProperties": False,
                 "properties": {
-                    "name": {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,64}$"},
+                    "name": {"type": "string", "pattern": r"^[A-Za-z0-9_.-]{1,64}\Z"},
                     "size": {"type": "integer", "minimum": 1, "maximum": _MOST_RANKS},
                     "bandwidth": {"type": "integer", "minimum": 0, "maximum": _LIMITS["bandwidth"]},
                     "latency": {"type": "integer", "minimum": 0, "maximum": _LIMITS["latency"] // _PS_PER_NS},
@@ -169,25 +169,19 @@ def grid_of_members(given: _C.Topology | None, nodes: list[int], ranks: list[int
     return _C.Topology.of_hosts([nodes[rank] if nodes else 0 for rank in ranks])
 
 
-def hold(
-    group: _C.Group,
-    grid: _C.Topology,
-    make: Callable[..., _C.Group],
-    given: dict[str, _C.Group] | None,
-    turn: int,
-) -> Held:
-    """Hold the topology with a group for each dimension that is neither one rank nor all; or with the ``given`` groups.
+def with_groups(grid: _C.Topology, size: int) -> list[int]:
+    """The dimensions that have groups of their own: those that are neither one rank nor all."""
+    return [index for index, row in enumerate(grid.dimensions) if 1 < row[1] < size]
 
-    Collective over the group if groups are made. ``turn`` distinguishes the groups of successive topologies.
-    """
-    held = Held(grid, given or {})
-    for index, (name, size, *_) in enumerate(grid.dimensions if given is None else []):
-        if 1 < size < group.size():
-            line = grid.line(group.rank(), index)
-            text = f"{group.name()}/{name}-{line[0]}" + (f"-{turn}" if turn >= 0 else "")
-            held.groups[name] = make(text, [group.ranks[rank] for rank in line], group.backends, group.timeout)
-            held.owned.append(held.groups[name])
-    return held
+
+def add_group(held: Held, group: _C.Group, index: int, make: Callable[..., _C.Group], turn: int) -> _C.Group:
+    """Make the group of a dimension. Collective over the group. ``turn`` distinguishes successive topologies."""
+    name, line = held.grid.dimensions[index][0], held.grid.line(group.rank(), index)
+    text = f"{group.name()}/{name}-{line[0]}" + (f"-{turn}" if turn >= 0 else "")
+    made = make(text, [group.ranks[rank] for rank in line], group.backends, group.timeout)
+    held.groups[name] = made
+    held.owned.append(made)
+    return made
 
 
 def end(held: Held | None, end_group: Callable[[_C.Group], None]) -> None:
