@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import jobs
 import mcr_dl
 from harness import launchers, old_mpich
 from mcr_dl.base import launcher
@@ -83,6 +84,13 @@ def test_same_script(launcher: str) -> None:
     for rank in range(size):
         assert f"rank {rank} of {size} under {name} with {library}" in text, text
     assert text.count(": done") == size
+
+
+def test_another_default_device_and_type() -> None:
+    """The ranks that meet over MPI do so whatever the program's default device is."""
+    codes, text = run(commands("mpiexec-mpich", 2, [str(jobs.PROGRAMS / "defaults.py"), "mpi,gloo"]))
+    assert set(codes) == {0}, text
+    assert text.count("DONE") == 2
 
 
 _TORCH = """

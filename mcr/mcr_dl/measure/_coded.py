@@ -20,7 +20,7 @@ def expected(
     """A segment of an output, exact to the bit: all ranks decode the same bytes, and sums use the tensor's own type."""
 
     def sent(rank: int, start: int, length: int) -> torch.Tensor:
-        part = torch.empty(length, dtype=dtype)
+        part = torch.empty(length, dtype=dtype, device="cpu")
         _values.fill(part, _values.pattern(dtype, red, rank, ranks, salt), start)
         return _around(part, codec)
 

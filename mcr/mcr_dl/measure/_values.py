@@ -34,7 +34,7 @@ _TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 1.6e-2, torch.float64: 1e-7, 
 
 
 def _integers(low: int, high: int, generator: torch.Generator) -> torch.Tensor:
-    return torch.randint(low, high + 1, (PERIOD,), generator=generator)
+    return torch.randint(low, high + 1, (PERIOD,), generator=generator, device="cpu")
 
 
 def _magnitudes(dtype: torch.dtype, red: str | None, rank: int, ranks: int, generator: torch.Generator) -> torch.Tensor:
@@ -47,7 +47,7 @@ def _magnitudes(dtype: torch.dtype, red: str | None, rank: int, ranks: int, gene
     else:
         return _integers(0, _BIGGEST, generator)
     values = _integers(1, high, generator)
-    takes_part = (torch.arange(PERIOD) + rank) % ranks < most
+    takes_part = (torch.arange(PERIOD, device="cpu") + rank) % ranks < most
     return torch.where(takes_part, values, torch.full_like(values, neutral))
 
 
@@ -63,7 +63,7 @@ def pattern(dtype: torch.dtype, red: str | None, rank: int, ranks: int, salt: in
     if dtype.is_complex:
         imaginary = _integers(-1, 1, generator)
         if red == "PRODUCT":  # only the ranks that take part, or the product would grow with the ranks
-            imaginary = torch.where((torch.arange(PERIOD) + rank) % ranks < _MOST_FACTORS, imaginary, 0)
+            imaginary = torch.where((torch.arange(PERIOD, device="cpu") + rank) % ranks < _MOST_FACTORS, imaginary, 0)
         return torch.complex(values.double(), imaginary.double())
     return values.double() if dtype.is_floating_point else values
 

@@ -58,7 +58,7 @@ def deviations(world: _C.Group, group: _C.Group) -> list[Deviation]:
         compared += 1
         expected = microseconds_of(cost)
         calls = min(int(_BATCH_SECONDS * 1e6 / expected) + 1, _MOST_CALLS)
-        slowest = torch.tensor([_least(group, name, nbytes, calls)], dtype=torch.float64)
+        slowest = torch.tensor([_least(group, name, nbytes, calls)], dtype=torch.float64, device="cpu")
         _C.all_reduce(slowest, op=ReduceOp.MAX, group=group, backend=name)
         measured = slowest.item()
         if not 1 / _FACTOR <= measured / expected <= _FACTOR:
@@ -68,7 +68,7 @@ def deviations(world: _C.Group, group: _C.Group) -> list[Deviation]:
 
 def _least(group: _C.Group, candidate: str, nbytes: int, calls: int) -> float:
     """The time of a call in µs, as the shortest mean of a batch, which other load on the machine changes least."""
-    tensor = torch.zeros(nbytes // 4)
+    tensor = torch.zeros(nbytes // 4, dtype=torch.float32, device="cpu")
     means = []
     for _ in range(_BATCHES):
         begin = perf_counter()

@@ -78,7 +78,7 @@ class TorchControl:
 
     def maximum(self, values: list[float]) -> list[float]:
         """The largest value over all ranks, element by element."""
-        tensor = torch.tensor(values, dtype=torch.float64)
+        tensor = torch.tensor(values, dtype=torch.float64, device="cpu")
         options = torch_dist.AllreduceOptions()
         options.reduceOp = torch_dist.ReduceOp(torch_dist.ReduceOp.MAX)
         self._gloo.allreduce([tensor], options).wait()

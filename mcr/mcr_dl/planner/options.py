@@ -54,7 +54,7 @@ def _time(motif: Motif, call: Call, channel: Channel, model: _C.CostModel) -> in
 
     A tree's reduces and broadcasts cost what the root's messages do, one after the other.
     """
-    size = torch.empty(0, dtype=getattr(torch, call.dtype)).element_size()
+    size = getattr(torch, call.dtype).itemsize
     op = _operation(motif, call)
     messages = 1 if op == motif.op else max(map(len, motif.groups)) - 1
     found = model.issue_cost(channel.name, op, _C.dtype_class(call.dtype), motif.elements * size)

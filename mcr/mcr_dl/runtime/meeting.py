@@ -32,7 +32,7 @@ def _store_over_mpi(launch: launcher.Launch, timeout: timedelta) -> torch_dist.S
         raise BackendUnavailableError(message) from error
     group = _C.Group("bootstrap", list(range(launch.size)), launch.rank, timeout)
     group._connect(name, path, None)
-    address = torch.zeros(256, dtype=torch.uint8)
+    address = torch.zeros(256, dtype=torch.uint8, device="cpu")
     store = None
     if launch.rank == 0:
         text, store = launcher.listen(launch.size, timeout)

@@ -49,8 +49,8 @@ def measure(line: _C.Group, candidate: str, together: Callable[[], object]) -> T
     """
     size, found = line.size(), []
     for nbytes in _SIZES:
-        whole = torch.zeros(nbytes // 4 // size * size)
-        other, part = torch.zeros_like(whole), torch.zeros(whole.numel() // size)
+        whole = torch.zeros(nbytes // 4 // size * size, dtype=torch.float32, device="cpu")
+        other, part = torch.zeros_like(whole), whole[: whole.numel() // size].clone()
         calls: list[Callable[[], object]] = [
             partial(_C.reduce_scatter_tensor, part, whole, group=line, backend=candidate),
             partial(_C.all_to_all_single, other, whole, group=line, backend=candidate),

@@ -34,9 +34,9 @@ def empty_shared(*size: int | Sequence[int], dtype: torch.dtype | None = None) -
     kind = dtype or torch.get_default_dtype()
     nbytes = math.prod(shape) * kind.itemsize
     if nbytes == 0:
-        return torch.empty(shape, dtype=kind)
+        return torch.empty(shape, dtype=kind, device="cpu")
     memory = _C._shared_bytes(nbytes)
-    return torch.empty(0, dtype=kind).set_(memory.untyped_storage()).resize_(shape)
+    return torch.empty(0, dtype=kind, device="cpu").set_(memory.untyped_storage()).resize_(shape)
 
 
 def _shape(size: tuple[int | Sequence[int], ...]) -> torch.Size:

@@ -92,7 +92,7 @@ class ByteScheduler(nn.Module):
         given = {"partition": partition, "credit": credit, "form": form, "tuning": tuning, "order": order}
         given |= {"backend": backend, "broadcast_buffers": broadcast_buffers}
         self._own_layers, owned = checks.agreed(self._outer, module, optimizer, given)
-        _C.all_reduce(torch.zeros(1), group=self._outer, backend=backend)  # refuses an unknown one
+        _C.all_reduce(torch.zeros(1, dtype=torch.int, device="cpu"), group=self._outer, backend=backend)  # checks it
         self.module = module
         self.broadcast_buffers = broadcast_buffers
         self._core = self._new_group()
@@ -134,7 +134,7 @@ class ByteScheduler(nn.Module):
         self._issued: int | None = None
         # Which parameters backward passes have used here, without a reduction, before this one.
         self._earlier = bytearray(len(self._values))
-        self._flags = torch.zeros(len(self._values), dtype=torch.uint8)  # these and this one, on any rank
+        self._flags = torch.zeros(len(self._values), dtype=torch.uint8, device="cpu")  # these and this one, on any rank
         self._use = Partition("the use of parameters", len(self._values) + guard.NBYTES)
         self._times = planning.Times(len(self._own_pieces))
         self._clock = 0
@@ -381,7 +381,7 @@ class ByteScheduler(nn.Module):
                     self._submit(piece)
             used = [each.fresh or before for each, before in zip(self._values, self._earlier, strict=True)]
             self._earlier = bytearray(len(self._values))
-            self._flags = torch.tensor([*used, *guard.sent(self._issued or 0)], dtype=torch.uint8)
+            self._flags = torch.tensor([*used, *guard.sent(self._issued or 0)], dtype=torch.uint8, device="cpu")
             self._issuer.ready(self._use, self._flags)
             self._issuer.advance()
         if 1 <= self._steps <= planning.RECORDED:

@@ -46,8 +46,8 @@ class Leader:
         """Tell the other ranks the next operations."""
         for first in range(0, len(indices), CAPACITY):
             part = indices[first : first + CAPACITY]
-            message = torch.zeros(CAPACITY + 1, dtype=torch.int32)
-            message[: len(part) + 1] = torch.tensor([len(part), *part], dtype=torch.int32)
+            message = torch.zeros(CAPACITY + 1, dtype=torch.int32, device="cpu")
+            message[: len(part) + 1] = torch.tensor([len(part), *part], dtype=torch.int32, device="cpu")
             self._start(message)
 
     def wait(self) -> None:
@@ -73,7 +73,7 @@ class Leader:
 
     def _receive(self) -> None:
         while True:
-            message = torch.zeros(CAPACITY + 1, dtype=torch.int32)
+            message = torch.zeros(CAPACITY + 1, dtype=torch.int32, device="cpu")
             work = self._start(message)
             if not work.is_completed():
                 work._on_done(partial(self._received, message, work))

@@ -109,7 +109,7 @@ def time_transfers(start: Callable[[torch.Tensor], _C.Work], largest: int) -> li
     issuer = Issuer(lambda partition: start(_memory(partition)))
     rows = []
     for size in sizes:
-        memory = [torch.zeros(size // 4) for _ in range(_IN_FLIGHT)]
+        memory = [torch.zeros(size // 4, dtype=torch.float32, device="cpu") for _ in range(_IN_FLIGHT)]
         one, several = [], []
         for _ in range(_REPETITIONS + 1):
             one.append(_duration(issuer, memory, size))
@@ -121,7 +121,7 @@ def time_transfers(start: Callable[[torch.Tensor], _C.Work], largest: int) -> li
 def time_in_flight(start: Callable[[torch.Tensor], _C.Work], largest: int) -> int:
     """ns of an operation of a MiB, or of the largest gradient, of which several are in flight. A collective."""
     size = min(1 << 20, max(largest, 4096))
-    memory = [torch.zeros(size // 4) for _ in range(_IN_FLIGHT)]
+    memory = [torch.zeros(size // 4, dtype=torch.float32, device="cpu") for _ in range(_IN_FLIGHT)]
     issuer = Issuer(lambda partition: start(_memory(partition)))
     return min([_duration(issuer, memory, None) for _ in range(_REPETITIONS)][1:])
 

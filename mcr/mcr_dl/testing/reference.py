@@ -32,7 +32,7 @@ def values(dtype: torch.dtype, count: int, seed: int, red: str | None = None) ->
     generator = torch.Generator().manual_seed(seed)
 
     def integers(low: int, high: int) -> torch.Tensor:
-        return torch.randint(low, high + 1, (count,), generator=generator)
+        return torch.randint(low, high + 1, (count,), generator=generator, device="cpu")
 
     if dtype == torch.bool:
         return integers(0, 1).to(dtype)
@@ -60,7 +60,7 @@ def thinned(inputs: Sequence[torch.Tensor], red: str | None) -> list[torch.Tenso
         return list(inputs)
 
     def out(rank: int, count: int) -> torch.Tensor:
-        return (rank - torch.arange(count)) % size >= _FACTORS
+        return (rank - torch.arange(count, device="cpu")) % size >= _FACTORS
 
     return [
         torch.where(out(rank, each.numel()), torch.full_like(each, neutral), each) for rank, each in enumerate(inputs)
