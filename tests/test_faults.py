@@ -243,6 +243,16 @@ def test_a_rank_gives_up_first(nursery: Nursery) -> None:
     ), ranks[0].text
 
 
+@backends
+def test_a_late_rank_of_fused_calls(nursery: Nursery, backend: str) -> None:
+    """A held call that reaches its timeout ends alone: other held calls keep their timeouts, and later calls work."""
+    ranks = jobs.start(nursery, "troubles", ["late_fused", backend], 2)
+    jobs.end(nursery, ranks)
+    assert ["DONE" in rank.text for rank in ranks] == [True] * 2, [rank.text for rank in ranks]
+    assert re.search(r"RAISED CollectiveTimeoutError .* timed out: .* after the timeout of 1000 ms", ranks[0].text)
+    assert "Not arrived: rank 1 has made no collectives" in ranks[0].text, ranks[0].text
+
+
 @pytest.mark.parametrize(("backend", "uniform"), [("mpi", "0"), ("gloo", "0"), ("gloo", "1")])
 def test_a_late_rank_through_torch(nursery: Nursery, backend: str, uniform: str) -> None:
     """The same timeouts and texts for a program that knows only torch.distributed."""

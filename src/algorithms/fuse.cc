@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "algorithms/fuse.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -51,6 +52,7 @@ Schedule::Id fill(Schedule& schedule, Buffer fused, Layout from) {
 Schedule::Id fuse(std::span<const Call> calls, int rank, int size, Schedule& schedule,
                   const std::function<std::byte*(int64_t)>& allocate) {
   Call fused = calls.front();
+  for (const auto& call : calls) fused.timeout = std::max(fused.timeout, call.timeout);
   const auto reserve = [&](const Layout& one) {
     return Buffer{allocate(one.elements() * size_of(one.dtype)), one.elements()};
   };

@@ -409,10 +409,6 @@ Requests requests_of(std::shared_ptr<Driver> driver, std::shared_ptr<Run> run) {
 
 std::unique_ptr<Request> request_of(std::shared_ptr<Work> work) {
   work->set_part();
-  return request_of_own(std::move(work));
-}
-
-std::unique_ptr<Request> request_of_own(std::shared_ptr<Work> work) {
   return std::make_unique<WorkRequest>(std::move(work));
 }
 

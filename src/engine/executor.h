@@ -184,8 +184,6 @@ Requests requests_of(std::shared_ptr<Driver> driver, std::shared_ptr<Run> run);
 
 /// A request that completes with another Work, a part of the call: the watchdog ends the call as a whole.
 std::unique_ptr<Request> request_of(std::shared_ptr<Work> work);
-/// As request_of(), for work that belongs to no call, so that the watchdog ends it at its own limit.
-std::unique_ptr<Request> request_of_own(std::shared_ptr<Work> work);
 
 /// A Start for a communicator.
 void issue_on(Communicator& communicator, const Call& call, Requests& requests);

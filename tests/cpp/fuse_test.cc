@@ -278,6 +278,22 @@ TEST(rounds_go_around_the_passes) {
   }
 }
 
+TEST(rounds_and_buffers_have_the_longest_timeout_of_their_calls) {
+  Counter::Log log, fused;
+  ranks::Alone alone([&] { return std::make_unique<Counter>(log); }, 2, 0);
+  auto shadow = std::make_shared<ranks::Alone>([&] { return std::make_unique<Counter>(fused); }, 2, 0);
+  const auto pass = fuse(alone.group(), {shadow, &shadow->group()}, limits(1000));
+  Floats data(4);
+  std::vector<std::shared_ptr<Work>> works;
+  for (const auto timeout : {70s, 90s, 80s}) {
+    auto one = call(Op::all_reduce, data);
+    one.timeout = timeout;
+    works.push_back(ranks::start(alone.group(), one));
+  }
+  CHECK(works.front()->wait_for(10s) && fused.calls.size() == 2);  // a round, and a buffer
+  for (const auto& each : fused.calls) CHECK(each.timeout == 90s);
+}
+
 TEST(a_broken_agreement_refuses_later_calls) {
   Counter::Log log, fused;
   ranks::Alone alone([&] { return std::make_unique<Counter>(log); }, 2, 0);

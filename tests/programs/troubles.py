@@ -381,6 +381,30 @@ def late_through_torch(backend: str) -> None:
     os._exit(3)
 
 
+def late_fused(backend: str) -> None:
+    """Rank 1 is late for calls that ``fuse`` holds: one fails at its timeout, the others and the group go on."""
+    dist.init_process_group(backend, timeout=LONG)
+    group = dist.new_group(timeout=LIMIT)
+    dist.set_passes(["fuse"], group)
+    x, y, z = (torch.full((size,), dist.get_rank() + 1.0) for size in (4, 5, 6))
+    late = dist.get_rank() == 1
+    if late:
+        dist.barrier(async_op=True).wait()
+    patient = dist.all_reduce(x, group=group, async_op=True, timeout=LONG)
+    impatient = dist.all_reduce(y, group=group, async_op=True, timeout=LONG if late else None)
+    if late:
+        impatient.wait()
+        assert y.eq(3).all(), y
+    else:
+        expect("a time limit", impatient.wait)
+        dist.barrier(async_op=True).wait()
+    patient.wait()
+    dist.all_reduce(z, group=group, async_op=True, timeout=LONG).wait()
+    assert x.eq(3).all(), x
+    assert z.eq(3).all(), z
+    say("DONE")
+
+
 def differ(backend: str) -> None:
     """Without the detail mode: the timeout error shows the difference."""
     dist.init_process_group(backend, timeout=LONG)

@@ -134,6 +134,14 @@ bool FuseStream::all_abandoned() const {
   return std::ranges::all_of(held_, [](const auto& part) { return part->abandoned(); });
 }
 
+// For libraries that have a time limit of their own: it must not end the round before the last held call ends.
+std::chrono::milliseconds FuseStream::longest_timeout() const {
+  const std::lock_guard lock(mutex_);
+  std::chrono::milliseconds longest{0};
+  for (const auto& part : held_) longest = std::max(longest, part->call.timeout);
+  return longest;
+}
+
 // Sets the number of calls that this rank proposes to flush. False: no flush is due.
 bool FuseStream::propose(bool expedited, int64_t& number) {
   const std::lock_guard lock(mutex_);
@@ -173,10 +181,12 @@ std::shared_ptr<Run> FuseStream::make_round() {
     if (&task == flush) return self->flush(number);
     Slot used = slot;
     Call round = task.call;
+    round.timeout = self->longest_timeout();
     Plan plan;
     plan.owned.push_back(memory.lock());
-    // If a rank never takes part, the round must fail: blocking calls of all groups wait for late Issues.
-    requests.push_back(request_of_own(start_around_passes(*self->shadow_, &used, round, plan)));
+    // The round is part of the held calls and does not end before them: the ranks could not agree any more. Once all
+    // of them have ended, the run is abandoned, and blocking calls of all groups do not wait for its late Issues.
+    requests.push_back(request_of(start_around_passes(*self->shadow_, &used, round, plan)));
   };
   auto run = make_pooled<Run>(schedule, later);
   if (all_abandoned()) run->abandon();

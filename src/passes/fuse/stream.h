@@ -59,8 +59,9 @@ struct FusePart : Deferred {
 /// latest, and no rank joins without a call that has not been flushed, so that each round flushes something.
 ///
 /// A round is a schedule: wait until a flush is due; issue the all_reduce; issue the flush. The executor issues round,
-/// flush, round, flush, on communicators that have no other calls. Thread-safe; no lock is held during a flush, which
-/// may run users' passes.
+/// flush, round, flush, on communicators that have no other calls. A round has no time limit of its own: a held call
+/// that reaches its limit ends alone, and the round goes on for the rank that comes late. Thread-safe; no lock is held
+/// during a flush, which may run users' passes.
 class FuseStream : public std::enable_shared_from_this<FuseStream> {
  public:
   FuseStream(std::shared_ptr<Group> shadow, FuseLimits limits);
@@ -97,6 +98,7 @@ class FuseStream : public std::enable_shared_from_this<FuseStream> {
 
   // Call without the mutex:
   bool propose(bool expedited, int64_t& number);
+  std::chrono::milliseconds longest_timeout() const;
   void flush(int64_t agreed);
   std::optional<Error> send(const Parts& parts);
   std::shared_ptr<Work> carry(const Parts& parts);
