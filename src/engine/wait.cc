@@ -137,6 +137,7 @@ void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt, Call
                            .op = call.op,
                            .waits = true});
   const auto deadline = begin.value_or(std::chrono::steady_clock::now()) + limit;
+  work.set_waited_for(limit, deadline);
   for (;;) {
     const auto left =
         std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());

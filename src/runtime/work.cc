@@ -19,6 +19,10 @@ namespace {
 constexpr int kPollsBeforeYield = 200;
 constexpr std::chrono::milliseconds kPatience{50};  // of a thread that must not stay in another one's poll
 
+int64_t stamp_of(std::chrono::steady_clock::time_point time) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
+}
+
 // Ignores errors of a request's optional actions during a wait: poll() reports them.
 template <class Action>
 bool attempt(Action action) noexcept {
@@ -154,15 +158,24 @@ std::string Work::behind() const {
 }
 
 Work::Nanoseconds Work::observed(std::chrono::steady_clock::time_point now) noexcept {
-  const auto stamp = std::chrono::duration_cast<Nanoseconds>(now.time_since_epoch()).count();
+  const auto stamp = stamp_of(now);
   int64_t none = 0;
   if (first_observed_.compare_exchange_strong(none, stamp, std::memory_order_relaxed)) return Nanoseconds(0);
   return Nanoseconds(stamp - none);
 }
 
+void Work::set_waited_for(std::chrono::milliseconds limit, std::chrono::steady_clock::time_point deadline) noexcept {
+  if (limit <= context_.limit) return;
+  const auto stamp = stamp_of(deadline);
+  auto longest = longest_wait_.load(std::memory_order_relaxed);
+  while (longest < stamp && !longest_wait_.compare_exchange_weak(longest, stamp, std::memory_order_relaxed)) {
+  }
+}
+
 bool Work::overdue(std::chrono::steady_clock::time_point now, Nanoseconds grace) noexcept {
   const auto age = observed(now);  // starts the clock of a new operation
   const auto limit = context_.limit;
+  if (stamp_of(now - grace) <= longest_wait_.load(std::memory_order_relaxed)) return false;
   return !completed() && carried_.load(std::memory_order_relaxed) == 0 && limit.count() > 0 && age - limit > grace;
 }
 

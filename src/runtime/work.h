@@ -120,7 +120,10 @@ class Work {
   void abandon_part() noexcept {
     if (abandoned_.fetch_add(1) + 1 == carried_) abandon();
   }
-  /// The watchdog is to end this Work: it was first seen longer ago than its limit and `grace`.
+  /// A thread waits for `limit`, until `deadline`. If that is longer than the Work's own limit, the Work lasts as long.
+  void set_waited_for(std::chrono::milliseconds limit, std::chrono::steady_clock::time_point deadline) noexcept;
+  /// The watchdog is to end this Work: it was first seen longer ago than its limit and `grace`, and no thread has begun
+  /// to wait for longer.
   bool overdue(std::chrono::steady_clock::time_point now, Nanoseconds grace) noexcept;
 
   /// Complete, and no request is running: after an error, other requests may still use the memory.
@@ -177,6 +180,7 @@ class Work {
   std::atomic_flag released_ = ATOMIC_FLAG_INIT;
   std::atomic<int64_t> record_{0};
   std::atomic<int64_t> first_observed_{0};
+  std::atomic<int64_t> longest_wait_{0};        // the end of the longest wait, if it is longer than the limit
   std::atomic<int> carried_{0}, abandoned_{0};  // calls that are made by means of this Work
   mutable std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
   // Code and text instead of the exception: each thread that asks throws its own.

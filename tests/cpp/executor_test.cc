@@ -378,6 +378,21 @@ TEST(calls_that_are_overdue_end_unless_they_carry_others) {
   CHECK(call.work->poll() && !call.work->overdue(now + 2s, 0s));
 }
 
+TEST(a_call_that_a_thread_waits_for_is_not_overdue_before_the_wait_ends) {
+  Inner call(1);
+  const auto now = std::chrono::steady_clock::now();
+  CHECK(!call.work->overdue(now, 0s));
+  call.work->set_waited_for(500ms, now + 2500ms);  // not longer than the call's own limit of 1 s
+  CHECK(call.work->overdue(now + 2s, 0s));
+  for (const auto limit : {5s, 2s}) call.work->set_waited_for(limit, now + 1s + limit);
+  CHECK(!call.work->overdue(now + 6s, 0s) && !call.work->overdue(now + 7s, 1s));
+  CHECK(call.work->overdue(now + 7s, 500ms));
+  const Inner other(1);
+  CHECK(!other.work->overdue(now, 0s));
+  CHECK(ranks::failure([&] { wait(*other.work, 1100ms, nullptr); }).code == ErrorCode::Timeout);
+  CHECK(!other.work->overdue(now + 1100ms, 0s) && other.work->overdue(now + 1h, 0s));
+}
+
 TEST(the_work_of_a_call_in_steps_is_finished_with_its_steps) {
   Inner inner(2), outer(0);
   Requests requests;

@@ -181,8 +181,8 @@ OTHERS = (
     ),
     (
         "`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`",
-        "torch's; they take precedence over a launcher's own. `init_distributed` and DeepSpeed's backend set those that "
-        "are missing",
+        "torch's; they take precedence over a launcher's own. `init_distributed` and DeepSpeed's backend set those "
+        "that are missing",
     ),
     (
         "`OMPI_COMM_WORLD_*`, `PMI_*`, `PMIX_RANK`, `MPI_LOCALRANKID`, `MPI_LOCALNRANKS`, `SLURM_*`",

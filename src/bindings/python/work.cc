@@ -220,8 +220,9 @@ PyMethodDef methods[] = {
      "wait($self, /, timeout=None)\n--\n\n"
      "Waits until the operation is complete and returns True. For an operation on a device's streams, the current "
      "stream waits instead of the host, and `timeout` has no effect. Raises the operation's error, or "
-     "CollectiveTimeoutError after `timeout` (a timedelta or seconds; the group's by default); the operation then "
-     "goes on, and wait() may be called again."},
+     "CollectiveTimeoutError after `timeout` (a timedelta or seconds; the call's by default); the operation then "
+     "goes on, and wait() may be called again. A `timeout` longer than the call's own extends that one, except for "
+     "collectives on gloo, where the library ends them."},
     {"is_completed", is_completed, METH_NOARGS,
      "is_completed($self, /)\n--\n\nTrue once the operation has ended, also with an error."},
     {"is_success", is_success, METH_NOARGS,

@@ -144,6 +144,9 @@ bool TorchWork::wait(std::chrono::milliseconds timeout) {
   timeout = bounded(timeout);
   const bool limited = timeout.count() > 0;
   const auto begin = std::chrono::steady_clock::now();
+  if (limited) {
+    for (const auto& part : parts_) part->set_waited_for(timeout, begin + timeout);  // they are waited for in turn
+  }
   for_torch([&] {
     for (const auto& part : parts_) {
       if (limited) {
