@@ -55,13 +55,15 @@ def _of_the_root(*kinds: str) -> dict[str, str]:
 
 
 # Instead of those above, by operation of the op table.
-_OWN_PARAMETERS = {
+_OF_PEERS = {
     "send": {"tensor": _SENT, "async_op": _AT_ONCE},
     "recv": {"tensor": _RECEIVED, "async_op": _AT_ONCE},
+}
+_OF_ROOTS = {  # which is rank 0 if it is not given
     "gather": _of_the_root("outputs", "output", "rcounts"),
     "scatter": _of_the_root("inputs", "input", "scounts"),
 }
-_ROOT_0 = ("gather", "scatter")  # their root need not be given
+_OWN_PARAMETERS = _OF_PEERS | _OF_ROOTS
 # The functions that torch does not have.
 _MPI = {
     "bcast": "MPI_Bcast",
@@ -136,7 +138,7 @@ def _parameter_text(row: dict[str, Any], name: str, kind: str) -> str:
     others = root_names(row)[1:]
     if not others:
         return f"{name}: global rank of the peer{'; None: any rank' if row['op'] == 'recv' else ''}."
-    default = "; None: rank 0" if row["op"] in _ROOT_0 else ""
+    default = "; None: rank 0" if row["op"] in _OF_ROOTS else ""
     return f"{name}: global rank of the root{default}. The keyword may also be {' or '.join(others)}."
 
 
