@@ -40,8 +40,9 @@ def grow(
             that start on all ranks of a job together (MPI). A warning names what is left out.
         pg_options: as for new_group.
 
-    Raises as ``shrink`` does; BackendUnavailableError, on all ranks, if a waiting process cannot use a backend or has
-    other passes; UnsupportedError under Syndicate, whose plans a new process does not know.
+    Raises as ``shrink`` does; PeerLostError if other members, which have noticed a loss, are in ``shrink``: call that
+    then; BackendUnavailableError, on all ranks, if a waiting process cannot use a backend or has other passes;
+    UnsupportedError under Syndicate, whose plans a new process does not know.
     """
     old = handles.core_group(group)
     if any(each.name == chain.SCHEDULE for each in state.current().passes):

@@ -61,7 +61,7 @@ def new_group(
     Args:
         ranks: global ranks of the members; None: all.
         timeout: how long an operation of the group may take, a timedelta or seconds; the default group's by default.
-        backend: names as for init_process_group; the default group's by default.
+        backend: names as for init_process_group; the default group's by default, with ``mpi_comm`` mpi alone.
         use_local_synchronization: True: only the members call.
         group_desc: a readable name, which becomes part of the group's name; equal on all ranks. It has no effect with
             ``use_local_synchronization`` or ``mpi_comm``.

@@ -63,7 +63,8 @@ class Topology:
     def group(self, name: str) -> Any:
         """The group of ``ranks(name)``, for all operations; the whole group if the dimension has all ranks.
 
-        Raises InvalidArgumentError for an unknown dimension and for one of size 1, in which a rank is alone.
+        Raises InvalidArgumentError for an unknown dimension, for one of size 1, in which a rank is alone, and for one
+        without a group, as in groups that were made from an mpi4py communicator.
         """
         index = self._held.grid.index_of(name)
         found = self._held.groups.get(name)

@@ -35,7 +35,7 @@ class Log:
         ops: names of the operations to record, in any public spelling; None: all.
         verbose: print a line for each call some time after it has ended, on rank 0.
 
-    Raises InvalidArgumentError for an unknown operation or a capacity below 1.
+    Raises InvalidArgumentError for an unknown operation or a capacity below 1 or above 67,108,864.
     """
 
     capacity: int | None = None

@@ -71,7 +71,7 @@ class ByteScheduler(nn.Module):
             optimizer: any of torch.optim that updates each parameter by itself; LBFGS and closures are refused. Its
                 ``step`` belongs to this object until ``close()``.
             partition: bytes per operation at most (from 1024), None for whole gradients, or "auto".
-            credit: bytes in flight at most, None for no limit, or "auto". Without any in flight, one is issued.
+            credit: bytes in flight at most, except for one larger partition alone; None for no limit, or "auto".
             form: "all_reduce", or "reduce_scatter": reduce_scatter in the backward pass, and then all_gather in the
                 order of the forward pass; "auto" limits stand for None there.
             tuning: how "auto" limits are found. "shortlist": the plans that simulation prefers take turns of some

@@ -182,7 +182,8 @@ def _trace(document: dict[str, Any]) -> Trace:
 def read(path: str | os.PathLike[str]) -> Trace:
     """Read one rank's trace.
 
-    Raises InvalidArgumentError, with the file's name, if it is too large or of another version.
+    Raises InvalidArgumentError, with the file's name, if it is not a trace, is damaged or too large, or has another
+    version.
     """
     document = documents.read(path, f"{path}: expected a trace that mcr_dl.trace.save has written", limit=LARGEST)
     try:
