@@ -59,3 +59,15 @@ def test_other_threads_run(pools: Pools) -> None:
 def test_bounds_that_cannot_be(pools: Pools, text: str, reason: str) -> None:
     """A wrong value of the first rank is one error on all ranks, which go on with the groups that they have."""
     pools.get("processes", 2).run(shm.bounds, text, reason, limit=60)
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_few_descriptors(pools: Pools, rank: int) -> None:
+    """A rank that can open too few files is one error on all ranks, long before the group's timeout."""
+    answers = pools.get("processes", 3).run(shm.few_descriptors, rank, limit=60)
+    for each in zip(*answers, strict=True):
+        assert len(set(each)) == 1, each
+    errors = set(answers[0]) - {"made"}
+    assert errors
+    assert len(errors) < len(answers[0])
+    assert all("raise the limit of open files" in error for error in errors), errors
+
+

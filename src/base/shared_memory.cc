@@ -24,12 +24,17 @@ namespace mcr {
 namespace {
 
 [[noreturn]] void refused(const char* what, int64_t bytes, int number, const char* variable) {
+  const auto files = advice_on_files(number);
   throw Error(ErrorCode::Backend, "shm: the system refuses " + std::to_string(bytes) + " bytes of shared memory (" +
-                                      what + ": " + std::system_category().message(number) + "); " + variable +
-                                      " sets a lower bound");
+                                      what + ": " + std::system_category().message(number) + ")" +
+                                      (files.empty() ? "; " + std::string(variable) + " sets a lower bound" : files));
 }
 
 }  // namespace
+
+std::string advice_on_files(int error) {
+  return error == EMFILE || error == ENFILE ? "; raise the limit of open files (ulimit -n)" : "";
+}
 
 File::File(File&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
 

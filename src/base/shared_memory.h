@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 namespace mcr {
 
@@ -22,6 +23,10 @@ class File {
  private:
   int number_ = -1;
 };
+
+/// The advice that follows the text of a system error: if the process has too many files open, the end of a sentence
+/// that names the limit, else nothing.
+std::string advice_on_files(int error);
 
 /// Anonymous shared memory, mapped into this process. It has no name, and the kernel frees it with its last process.
 /// All functions throw Error if the system refuses; `variable` is the environment variable that bounds the memory.

@@ -290,13 +290,13 @@ TEST(a_rank_whose_calls_complete_after_it_has_left_has_not_died) {
 
 namespace {
 
-/// The store of rank 0, which goes on from the step "connected" only when rank 1 has failed in the next one.
+/// The store of rank 0, which goes on from the step "accepted" only when rank 1 has failed in the next one.
 class LateStore final : public Store {
  public:
   explicit LateStore(MemoryStore& store) : store_(store) {}
   void set(const std::string& key, const std::string& value) override {
     store_.set(key, value);
-    if (key == "connected") store_.get("mapped/1");
+    if (key == "accepted") store_.get("mapped/1");
   }
   std::string get(const std::string& key) override { return store_.get(key); }
 

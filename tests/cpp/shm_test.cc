@@ -188,7 +188,7 @@ TEST(memory_that_is_not_there_is_not_read) {
 }
 
 TEST(ranks_read_little_in_the_store_to_meet) {
-  constexpr int kRanks = 8, kSteps = 6;
+  constexpr int kRanks = 8, kSteps = 7;
   const int reads = together(kRanks, [](shm::Engine&, int) {});
   CHECK(reads > 0 && reads <= kSteps * 2 * kRanks);  // not the square of the number of ranks
 }

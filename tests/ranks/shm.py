@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -158,3 +161,35 @@ def bounds(text: str, reason: str) -> None:
     finally:
         os.environ.pop("MCR_DL_SHM_BYTES", None)
     mcr_dl.barrier()
+
+
+@contextmanager
+def _descriptors(free: int) -> Iterator[None]:
+    """Leave the process this number of descriptors."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = {int(number) for number in os.listdir("/proc/self/fd")}
+    unused = [number for number in range(len(used) + free + 1) if number not in used]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (unused[free], before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def few_descriptors(rank: int) -> list[str]:
+    """Groups of which one rank has too few descriptors, one more each time: the errors, or "made"."""
+    session.start("shm")
+    found = []
+    for free in range(24):
+        with _descriptors(free if mcr_dl.get_rank() == rank else 100):
+            try:
+                group = mcr_dl.new_group(timeout=600)
+            except mcr_dl.BackendError as error:
+                found.append(str(error))
+                continue
+        found.append("made")
+        x = torch.ones(3)
+        mcr_dl.all_reduce(x, group=group)
+        assert x.tolist() == [mcr_dl.get_world_size()] * 3
+        mcr_dl.destroy_process_group(group)
+    return found

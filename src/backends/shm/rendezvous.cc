@@ -12,6 +12,7 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <optional>
 #include <random>
 #include <sstream>
 #include <tuple>
@@ -144,11 +145,9 @@ class Rendezvous {
     std::vector<Peers::Peer> peers(static_cast<std::size_t>(spec_.size()));
     agree("connected", [&] { connect_to_lower(peers); });
     Meeting meeting;
-    agree("mapped", [&] {
-      accept_higher(listener, peers);
-      meeting.segment = share_memory(peers);
-    });
-    // Here the ranks wait for files of all others: none of these may have failed before.
+    agree("accepted", [&] { accept_higher(listener, peers); });
+    // From here on, ranks wait for files of others: none of these may have failed before.
+    agree("mapped", [&] { meeting.segment = share_memory(peers); });
     agree("heaps", [&] {
       meeting.heaps = share_heaps(peers);
       for (auto& peer : peers) {
@@ -254,21 +253,37 @@ class Rendezvous {
     }
   }
 
+  /// Sends a file to all other ranks, which wait for it: those that cannot get it get a note that there is none.
+  static void give(const std::vector<Peers::Peer>& peers, const File& file) {
+    std::optional<Error> problem;
+    const auto sent = [&](const File& socket, const File& what) {
+      try {
+        send_file(socket, what);
+        return true;
+      } catch (const Error& error) {
+        if (!problem) problem = error;
+        return false;
+      }
+    };
+    for (const auto& peer : peers) {
+      if (peer.socket && !sent(peer.socket, file)) sent(peer.socket, File());
+    }
+    if (problem) throw Error(*problem);
+  }
+
   std::unique_ptr<Segment> share_memory(std::vector<Peers::Peer>& peers) const {
     const auto& first = cards_.front();
     const Layout layout({spec_.size(), first.most, first.streams, cores() < spec_.size()});
     File file;
     if (spec_.rank == 0) {
-      std::unique_ptr<Error> problem;
+      std::optional<Error> problem;
       try {
         file = Memory::make(layout.bytes(), kBound);
       } catch (const Error& error) {
-        problem = std::make_unique<Error>(error);
+        problem = error;
       }
-      for (const auto& peer : peers) {
-        if (peer.socket) send_file(peer.socket, file);
-      }
-      if (problem != nullptr) throw Error(*problem);
+      give(peers, file);
+      if (problem) throw Error(*problem);
     } else {
       file = receive_file(peers.front().socket, patience_);
       if (!file) throw Error(ErrorCode::Backend, "shm: the first rank has no shared memory");
@@ -284,9 +299,7 @@ class Rendezvous {
     const auto has_heap = [](const Card& card) { return card.heap != 0; };
     if (!std::ranges::all_of(cards_, has_heap)) return {};
     const auto& own = SharedHeap::instance().file();
-    for (const auto& peer : peers) {
-      if (peer.socket) send_file(peer.socket, own);
-    }
+    give(peers, own);
     std::vector<Heap> heaps;
     bool mapped = true;
     for (std::size_t rank = 0; rank < peers.size(); ++rank) {

@@ -23,7 +23,9 @@ namespace {
 constexpr int64_t kLongestWait = 100;  // milliseconds between two checks
 
 [[noreturn]] void failed(const char* what) {
-  throw Error(ErrorCode::Backend, std::string("shm: ") + what + ": " + std::system_category().message(errno));
+  const int number = errno;
+  throw Error(ErrorCode::Backend,
+              std::string("shm: ") + what + ": " + std::system_category().message(number) + advice_on_files(number));
 }
 
 File make_socket() {
@@ -130,6 +132,10 @@ File receive_file(const File& socket, const Patience& patience) {
   message.msg_controllen = room.size();
   if (recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC) != 1) failed("recvmsg");
   const auto* const header = CMSG_FIRSTHDR(&message);
+  if ((message.msg_flags & MSG_CTRUNC) != 0) {  // the system had no number for it in this process
+    errno = EMFILE;
+    failed("recvmsg");
+  }
   if (header == nullptr || header->cmsg_type != SCM_RIGHTS) return {};
   int number = -1;
   std::memcpy(&number, CMSG_DATA(header), sizeof(int));
