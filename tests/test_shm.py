@@ -39,6 +39,18 @@ def test_shared_tensors_are_tensors() -> None:
     subprocess.run([sys.executable, "-c", program], env=variables, check=True, timeout=120)
 
 
+@pytest.mark.parametrize(("text", "reason"), [("many", "a number of bytes"), (str(2**63 - 1), "at most")])
+def test_bounds_of_shared_tensors_that_cannot_be(text: str, reason: str) -> None:
+    """The first shared tensor raises."""
+    program = f"""
+import mcr_dl, pytest
+with pytest.raises(mcr_dl.InvalidArgumentError, match="MCR_DL_SHM_TENSOR_BYTES: expected {reason}"):
+    mcr_dl.empty_shared(3)
+"""
+    variables = {**os.environ, "MCR_DL_SHM_TENSOR_BYTES": text}
+    subprocess.run([sys.executable, "-c", program], env=variables, check=True, timeout=120)
+
+
 @pytest.mark.parametrize("world", [2, 3])
 def test_forms_that_differ(pools: Pools, world: int) -> None:
     """A blocking call on one rank and an asynchronous one on another are one collective."""
@@ -50,15 +62,6 @@ def test_sizes_that_differ(pools: Pools) -> None:
     pools.get("processes", 2).run(shm.sizes_that_differ, limit=60)
 
 
-def test_other_threads_run(pools: Pools) -> None:
-    """A call that waits does not keep Python's lock, though a call that need not wait does."""
-    pools.get("processes", 2).run(shm.other_threads_run, limit=60)
-
-
-@pytest.mark.parametrize(("text", "reason"), [("many", "expected a number of bytes"), ("1000", "at least")])
-def test_bounds_that_cannot_be(pools: Pools, text: str, reason: str) -> None:
-    """A wrong value of the first rank is one error on all ranks, which go on with the groups that they have."""
-    pools.get("processes", 2).run(shm.bounds, text, reason, limit=60)
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_few_descriptors(pools: Pools, rank: int) -> None:
     """A rank that can open too few files is one error on all ranks, long before the group's timeout."""
@@ -71,3 +74,12 @@ def test_few_descriptors(pools: Pools, rank: int) -> None:
     assert all("raise the limit of open files" in error for error in errors), errors
 
 
+def test_other_threads_run(pools: Pools) -> None:
+    """A call that waits does not keep Python's lock, though a call that need not wait does."""
+    pools.get("processes", 2).run(shm.other_threads_run, limit=60)
+
+
+@pytest.mark.parametrize(("text", "reason"), [("many", "expected a number of bytes"), ("1000", "at least")])
+def test_bounds_that_cannot_be(pools: Pools, text: str, reason: str) -> None:
+    """A wrong value of the first rank is one error on all ranks, which go on with the groups that they have."""
+    pools.get("processes", 2).run(shm.bounds, text, reason, limit=60)

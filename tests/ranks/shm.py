@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
@@ -100,6 +101,15 @@ def shared_tensors_are_tensors() -> None:
             mcr_dl.empty_shared(*size)  # type: ignore[arg-type]
     with pytest.raises(mcr_dl.BackendError, match="MCR_DL_SHM_TENSOR_BYTES"):
         mcr_dl.empty_shared(5 << 20, dtype=torch.uint8)
+    for shape in ((2**61,), (2**40, 2**40), (2**64,)):
+        with pytest.raises(mcr_dl.BackendError, match=r"empty_shared|MCR_DL_SHM_TENSOR_BYTES"):
+            mcr_dl.empty_shared(shape)
+    for kind in ("float32", float, torch.quint8):
+        with pytest.raises(mcr_dl.InvalidTypeError, match="empty_shared: dtype"):
+            mcr_dl.empty_shared(3, dtype=kind)  # type: ignore[arg-type]
+    for given in (np.int64(3), torch.tensor(3), [np.int64(3)], torch.Size((3,)), np.array([3])):
+        assert mcr_dl.empty_shared(given).shape == (3,)
+    assert mcr_dl.empty_shared(np.int64(2), 3).shape == (2, 3)
 
 
 def forms_that_differ() -> None:
