@@ -145,16 +145,24 @@ TEST(equal_counts_match_a_call_without_counts) {
   });
 }
 
-// Only a rank that receives learns of it.
+// Only a rank that receives sees the difference; its error ends the calls of the others.
 TEST(different_exchanges_raise_errors) {
   for (const int64_t count : {8, 5'000, 100'000}) {
+    std::promise<void> known;
     together(2, [&](shm::Engine& engine, int rank) {
+      const auto next = call_of(Op::barrier, nullptr, nullptr);
       if (rank == 0) {
         const Vectored all(Op::all_to_all, 2 * count, 2 * count, {count, count}, {count, count});
         const auto failure = failure_in_time(engine, all.call());
         CHECK(failure.code == ErrorCode::Backend && check::has(failure.text, kDifferent, "rank 1"));
+        CHECK(check::has(failure_in_time(engine, next).text, kDifferent));
+        known.get_future().wait();
       } else {
-        run(engine, Vectored(Op::gather, count, 0, {}, {}).call());
+        failure_in_time(engine, Vectored(Op::gather, count, 0, {}, {}).call());
+        const auto failure = failure_in_time(engine, next);
+        CHECK(failure.code == ErrorCode::Backend);
+        CHECK(check::has(failure.text, "rank 0 of group 'default' takes part no more"));
+        known.set_value();
       }
     });
   }

@@ -153,9 +153,7 @@ bool Engine::advance(const Call& call, const Blocks& blocks, Cursor& cursor, Bur
     if (Steps::takes(blocks)) return steps_.advance(call, blocks, cursor.step, burst.published);
     return pipeline_.advance(call, blocks, cursor.pieces, burst);
   } catch (const Error& error) {
-    fail(error.what());
-    segment_->bell(rank_).failed.store(1, std::memory_order_release);
-    waiting_.wake();
+    fail_with_all(error);
     return false;
   }
 }
@@ -233,8 +231,8 @@ void Engine::await(const std::vector<std::shared_ptr<Message>>& messages, Lane& 
   Burst burst;
   burst.published = true;  // start() may have sent
   poll(lane.blocking() ? waiting_.polls() : 1, burst, [&](Burst& now) {
-    messages_.progress(now);
-    return done();
+    move_messages(now);
+    return done() || failed_.load(std::memory_order_relaxed);
   });
   const bool failed = std::ranges::any_of(messages, [](const auto& message) { return message->error.has_value(); });
   if (done() && !failed) {
@@ -289,11 +287,18 @@ void Engine::exchange(const Call& call, Lane& lane) {
 
 // --- Waiting ---------------------------------------------------------------------------------------------------------
 
+// With the turn.
+void Engine::move_messages(Burst& burst) {
+  messages_.progress(burst);
+  if (messages_.difference() && !failed_.load(std::memory_order_relaxed)) [[unlikely]]
+    fail_with_all(*messages_.difference());
+}
+
 // With the turn. True if other ranks may wait for this progress, or if an operation is complete.
 bool Engine::advance_all() {
   Burst burst;
   bool some = false;
-  messages_.progress(burst);
+  move_messages(burst);
   while (!queue_.empty() && burst.left > 0) {
     auto& first = *queue_.front();
     if (!advance(first.call, Blocks(first.call, rank_, size_), first.cursor, burst)) break;
@@ -404,6 +409,13 @@ void Engine::fail(const std::string& text) {
   messages_.clear();
   failure_ = text;
   failed_.store(true, std::memory_order_release);
+}
+
+// With the turn. The other ranks fail in the next call in which they wait.
+void Engine::fail_with_all(const Error& error) {
+  fail(error.what());
+  segment_->bell(rank_).failed.store(1, std::memory_order_release);
+  waiting_.wake();
 }
 
 void Engine::abort() noexcept {

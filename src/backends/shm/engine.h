@@ -73,6 +73,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   bool advance(const Call& call, const Blocks& blocks, Cursor& cursor, Burst& burst);
   bool advance_all();
+  void move_messages(Burst& burst);
   // Calls over(burst) until it is true, at most `polls` times. Wakes the other ranks if something was published: at the
   // end, or early if polling goes on.
   template <class Poll>
@@ -87,6 +88,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void require_sound();
   void note_end();
   void fail(const std::string& text);
+  void fail_with_all(const Error& error);
 
   const std::string group_;
   const int rank_, size_;

@@ -159,7 +159,7 @@ std::shared_ptr<Message> Messages::take_posted(int peer, const Packet& packet) {
 
 void Messages::deliver(int peer, const Packet& packet, const std::byte* data, Message& receive) {
   if (packet.exchange != receive.exchange) {
-    receive.error = different_calls(peer);
+    receive.error = difference_ = different_calls(peer);
   } else if (packet.total > receive.bytes) {
     receive.error = larger(receive);
   } else {
@@ -183,6 +183,7 @@ void Messages::accept(int peer, const Packet& packet, const std::shared_ptr<Mess
     incoming_[static_cast<std::size_t>(peer)].accepted[packet.id] = receive;
   } else {
     receive->error = same ? larger(*receive) : different_calls(peer);
+    if (!same) difference_ = receive->error;
     complete(*receive, peer);
   }
 }

@@ -54,6 +54,8 @@ class Messages {
   /// Forgets a message that its owner has destroyed.
   void withdraw(const std::shared_ptr<Message>& message);
   void clear();
+  /// The error of a message of another exchange than the receive's: the ranks have made different collectives.
+  const std::optional<Error>& difference() const { return difference_; }
   /// Whether no started message is incomplete, and no other rank waits for an answer.
   bool idle() const;
 
@@ -121,6 +123,7 @@ class Messages {
   std::vector<Incoming> incoming_;
   std::deque<std::shared_ptr<Message>> posted_;
   std::deque<Early> early_;
+  std::optional<Error> difference_;
 };
 
 }  // namespace mcr::shm
