@@ -61,7 +61,8 @@ void Group::connect(Registry::Entry& backend, uintptr_t existing, Store* store) 
       {.label = &position_->label(), .backend = &backend.name, .limit = spec.timeout, .connects = true});
   const auto* pair = dynamic_cast<const StripedBackend*>(backend.backend.get());
   const auto communicator = shared(pair == nullptr ? backend.backend->connect(spec) : striped(pair->names()));
-  if (communicator == nullptr) throw Error(ErrorCode::Unavailable, backend.name + ": connect() returned no communicator");
+  if (communicator == nullptr)
+    throw Error(ErrorCode::Unavailable, backend.name + ": connect() returned no communicator");
   const auto* cut = pair == nullptr ? nullptr : static_cast<const StripedCommunicator*>(communicator.get());
   add(backend, communicator, cut);
 }

@@ -89,7 +89,9 @@ auto checked(Result (PassedCall::*method)() const) {
 
 void add_call(py::module_& module) {
   py::class_<PassedCall, std::shared_ptr<PassedCall>>(module, "PassedCall", "A call as a pass sees it.")
-      .def_property_readonly("op", checked(&PassedCall::op), "The operation's name without its form: all_gather for all_gather_into_tensor and all_gatherv, too.")
+      .def_property_readonly(
+          "op", checked(&PassedCall::op),
+          "The operation's name without its form: all_gather for all_gather_into_tensor and all_gatherv, too.")
       .def_property_readonly("group", checked(&PassedCall::group), "The group, as torch's process group.")
       .def_property_readonly("backend", checked(&PassedCall::backend), "The candidate that the caller named, or None.")
       .def_property_readonly("dtype", checked(&PassedCall::dtype), "The element type.")
