@@ -61,7 +61,8 @@ def new_group(
     Args:
         ranks: global ranks of the members; None: all.
         timeout: how long an operation of the group may take, a timedelta or seconds; the default group's by default.
-        backend: names as for init_process_group; the default group's by default, with ``mpi_comm`` mpi alone.
+        backend: names as for init_process_group; by default those of the default group that fit the ranks, and within
+            one host those of its hierarchies, such as shm; with ``mpi_comm`` mpi alone.
         use_local_synchronization: True: only the members call.
         group_desc: a readable name, which becomes part of the group's name; equal on all ranks. It has no effect with
             ``use_local_synchronization`` or ``mpi_comm``.
@@ -74,8 +75,8 @@ def new_group(
 
     Returns: the group, or torch.distributed.GroupMember.NON_GROUP_MEMBER on ranks that are not members.
 
-    Raises InvalidArgumentError for wrong ranks or backends, UnsupportedError for an order of ranks that torch cannot
-    make. Source: torch.distributed.new_group.
+    Raises InvalidArgumentError for wrong ranks or backends, BackendUnavailableError if a backend cannot be used,
+    UnsupportedError for an order of ranks that torch cannot make. Source: torch.distributed.new_group.
     """
     del device_id
     _check_description(group_desc)
@@ -205,10 +206,10 @@ def split_group(
 ) -> torch_dist.ProcessGroup | None:
     """Split a group: all its members call, with lists of ranks of the parent group.
 
-    ``backend`` and ``pg_options``: as of ``new_group``; by default, the parts have the parent's backends.
+    ``backend`` and ``pg_options``: as of ``new_group``; by default, the parts have the parent's backends that fit them, as there.
 
     Returns this rank's part, or None if it is in none. Raises InvalidArgumentError for lists that overlap or name ranks
-    outside the parent. Source: torch.distributed.split_group.
+    outside the parent, BackendUnavailableError if a backend cannot be used. Source: torch.distributed.split_group.
     """
     _check_description(group_desc)
     parent = handles.core_group(parent_pg)

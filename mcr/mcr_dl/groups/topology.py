@@ -87,7 +87,8 @@ def topology(group: handles.Group = None) -> Topology:
     """The topology of a group (None: of the default group).
 
     It was set by ``set_topology`` or ``MCR_DL_TOPOLOGY``, or else comes from the ranks' hosts: ``rail`` over the hosts
-    and ``host`` within one, or one dimension ``ranks`` if hosts have different numbers of ranks.
+    and ``host`` within one; only ``host`` on a single host, only ``rail`` with one rank per host, or one dimension
+    ``ranks`` if hosts have different numbers of ranks.
     """
     return Topology(handles.core_group(group))
 
