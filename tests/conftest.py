@@ -28,6 +28,7 @@ TIMED = {
     "test_faults",
     "test_growing",
     "test_hosts",
+    "test_limits",
     "test_openmpi_start",
     "test_reports",
     "test_shrinking",

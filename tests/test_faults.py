@@ -253,17 +253,6 @@ def test_a_late_rank_of_fused_calls(nursery: Nursery, backend: str) -> None:
     assert "Not arrived: rank 1 has made no collectives" in ranks[0].text, ranks[0].text
 
 
-@pytest.mark.parametrize("module", ["mcr_dl", "torch"])
-@pytest.mark.parametrize("backend", ["mpi", "shm"])
-def test_a_wait_for_longer_than_the_timeout(nursery: Nursery, backend: str, module: str) -> None:
-    """The call does not fail before that wait ends, and another call does so at its timeout."""
-    ranks = jobs.start(nursery, "limits", ["waits", backend, module], 2)
-    jobs.end(nursery, ranks)
-    assert ["DONE" in rank.text for rank in ranks] == [True] * 2, [rank.text for rank in ranks]
-    assert ["RAISED" in rank.text for rank in ranks] == [True, False], [rank.text for rank in ranks]
-    assert re.search(r"RAISED CollectiveTimeoutError .* timed out: .* after the timeout of 1000 ms", ranks[0].text)
-
-
 @pytest.mark.parametrize(("backend", "uniform"), [("mpi", "0"), ("gloo", "0"), ("gloo", "1")])
 def test_a_late_rank_through_torch(nursery: Nursery, backend: str, uniform: str) -> None:
     """The same timeouts and texts for a program that knows only torch.distributed."""

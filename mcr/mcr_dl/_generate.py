@@ -97,6 +97,7 @@ _FUNCTIONS = (
     "def missing_backend(name: str, reason: str) -> None:",
     "def backend_status() -> dict[str, str]:",
     "def drain(names: list[str], limit: timedelta) -> bool:",
+    "def drain_groups(labels: list[str], limit: timedelta) -> bool:",
     "def drain_futures(limit: timedelta) -> bool:",
     "def shutdown() -> None:",
     "def operations() -> list[str]:",

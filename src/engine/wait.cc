@@ -157,6 +157,21 @@ void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt, Call
   if (!work.join()) leave(work);
 }
 
+bool drain(const std::vector<std::string>& groups, std::chrono::milliseconds limit, Interrupt interrupt) {
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  for (const auto& work : Registry::instance().watched(std::numeric_limits<std::size_t>::max())) {
+    if (work->is_part() || std::ranges::find(groups, *work->context().group) == groups.end()) continue;
+    for (;;) {
+      const auto left = deadline - std::chrono::steady_clock::now();
+      if (work->wait_for(std::clamp<std::chrono::nanoseconds>(left, std::chrono::nanoseconds(0), kSlice))) break;
+      if (Stop::requested()) return true;
+      if (left.count() <= 0) return false;
+      if (interrupt != nullptr) interrupt();
+    }
+  }
+  return true;
+}
+
 // Blocking calls of other groups wait for operations that passes hold, unless these have been abandoned.
 void abort(Group& group) noexcept {
   group.give_up();

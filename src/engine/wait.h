@@ -4,6 +4,7 @@
 #include <chrono>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "observe/stop.h"
 #include "runtime/work.h"
@@ -30,6 +31,10 @@ Error late(const Work& work, std::chrono::milliseconds limit);
 /// Waits until the work is complete; throws its error, or late(). The limit counts from `begin`, or from the call.
 void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt, CallerLock* lock = nullptr,
           std::optional<std::chrono::steady_clock::time_point> begin = std::nullopt);
+
+/// Waits until the running operations of the groups with these labels have ended; false if the time runs out first.
+/// Parts of other operations do not count. True at once if communication has ended in this process.
+bool drain(const std::vector<std::string>& groups, std::chrono::milliseconds limit, Interrupt interrupt);
 
 /// Ends the communication of a group at once: waits that poll, calls that the libraries can abort, and operations that
 /// no thread waits for. From any thread; a library's thread may need the caller's locks.

@@ -176,7 +176,7 @@ bool Work::overdue(std::chrono::steady_clock::time_point now, Nanoseconds grace)
   const auto age = observed(now);  // starts the clock of a new operation
   const auto limit = context_.limit;
   if (stamp_of(now - grace) <= longest_wait_.load(std::memory_order_relaxed)) return false;
-  return !completed() && carried_.load(std::memory_order_relaxed) == 0 && limit.count() > 0 && age - limit > grace;
+  return !completed() && !is_part() && limit.count() > 0 && age - limit > grace;
 }
 
 bool Work::join() {

@@ -116,6 +116,7 @@ class Work {
   /// Another call is made by means of this Work; several may be. The watchdog ends these calls alone: where a part ends
   /// early, no later part is issued, and the ranks' calls no longer match.
   void set_part() noexcept { carried_.fetch_add(1, std::memory_order_relaxed); }
+  bool is_part() const noexcept { return carried_.load(std::memory_order_relaxed) != 0; }
   /// One of these calls has ended with an error: once all have, abandon().
   void abandon_part() noexcept {
     if (abandoned_.fetch_add(1) + 1 == carried_) abandon();

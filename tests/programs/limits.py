@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -42,7 +43,36 @@ def waits(backend: str, module: str) -> None:
     print("DONE", flush=True)
 
 
-FUNCTIONS: dict[str, Callable[..., None]] = {each.__name__: each for each in (waits,)}
+def ends(backend: str, chain: str) -> None:
+    """Groups end with a pending call: the other rank joins one call late, and never the other one."""
+    dist.init_process_group(backend, timeout=LONG)
+    rank = dist.get_rank()
+    joined, not_joined = dist.new_group(), dist.new_group()
+    for group in (joined, not_joined):
+        dist.set_passes(chain.split(), group)
+    x, y = torch.ones(4), torch.ones(5)
+    pending = dist.all_reduce(y, group=not_joined, async_op=True) if rank == 0 else None
+    work = dist.all_reduce(x, group=joined, async_op=True) if rank == 0 else None
+    dist.barrier(async_op=True).wait()
+    if work is None:
+        work = dist.all_reduce(x, group=joined, async_op=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        dist.destroy_process_group(joined)
+        assert work.is_success()
+        assert x.eq(2).all(), x
+        assert not caught, caught
+        dist.destroy_process_group(not_joined)
+    print("WARNED", [str(each.message) for each in caught], pending is None or pending.is_completed(), flush=True)
+    for group in (joined, not_joined):
+        try:
+            dist.destroy_process_group(group)
+        except dist.NotInitializedError:
+            print("ENDED", flush=True)
+    dist.barrier(async_op=True).wait()
+
+
+FUNCTIONS: dict[str, Callable[..., None]] = {each.__name__: each for each in (waits, ends)}
 
 if __name__ == "__main__":
     FUNCTIONS[sys.argv[1]](*sys.argv[2:])

@@ -13,7 +13,7 @@ import torch.distributed as torch_dist
 
 from mcr_dl import _C, watch
 from mcr_dl.base.errors import CollectiveTimeoutError, DesyncError, NotInitializedError
-from mcr_dl.groups import lifecycle, torch_groups
+from mcr_dl.groups import factory, lifecycle, torch_groups
 from mcr_dl.libraries import registry
 from mcr_dl.runtime import core_groups, handles, state
 
@@ -129,7 +129,7 @@ def finalize(backends: Iterable[str] | None = None) -> None:
     if set(names) == set(current.backends):
         destroy_process_group()
         return
-    _C.drain(list(names), lifecycle.DRAIN)
+    _C.drain(list(names), factory.DRAIN)
     for group in current.groups.values():
         for name in names:
             group._disconnect(name)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import time
+import warnings
 from collections.abc import Iterable
 from datetime import timedelta
 from functools import partial
@@ -11,6 +13,10 @@ from mcr_dl import _C, watch
 from mcr_dl.groups import tried
 from mcr_dl.passes import chain
 from mcr_dl.runtime import core_groups, dimensions, lines, state
+
+DRAIN = timedelta(seconds=10)  # for operations that are still running when their group or backend ends
+
+_gave_up = -DRAIN.total_seconds()  # when operations last took longer
 
 
 def make_group(
@@ -72,9 +78,32 @@ def end_dimensions(group: _C.Group) -> None:
     dimensions.end(state.current().topologies.pop(group.name(), None), end_group)
 
 
+def patience() -> timedelta:
+    """The time that running operations get before their group ends. Groups that end one after the other share it."""
+    return min(DRAIN, timedelta(seconds=time.monotonic() - _gave_up))
+
+
+def _drained(group: _C.Group) -> bool:
+    """Wait until the operations of a group have ended; False if they take too long."""
+    global _gave_up
+    if core_groups.is_broken(group):  # they may never complete inside their library
+        return True
+    drained = _C.drain_groups([each._label for each in core_groups.with_shadows(group)], patience())
+    if not drained:
+        _gave_up = time.monotonic()
+    return drained
+
+
 def end_group(group: _C.Group) -> None:
-    """End a group other than the default one, once its passes hold no calls."""
+    """End a group other than the default one, once its started operations are complete, or after ``patience``."""
     watch.refuse_fork()
-    end_dimensions(group)
-    chain.synchronize(group)
-    core_groups.forget_group(group)
+    try:
+        drained = _drained(group)
+    finally:
+        try:
+            end_dimensions(group)
+        finally:
+            core_groups.forget_group(group)
+    if not drained:
+        text = f"some operations of group {group.name()!r} were still running and are abandoned"
+        warnings.warn(f"destroy_process_group: {text}", stacklevel=2)

@@ -43,7 +43,6 @@ from mcr_dl.runtime import (
 )
 from mcr_dl.tables import choice
 
-DRAIN = timedelta(seconds=10)  # for operations that are still running when their backend ends
 _EXIT_DESYNC = 70  # as for a process that ends itself in a call that cannot continue
 
 
@@ -257,9 +256,10 @@ def end() -> None:
         core_groups.forget()
         raise DesyncError(desync)
     # After a loss, operations of the broken groups have failed already, but never complete inside their library.
-    if not any(map(core_groups.is_broken, state.living())) and not _C.drain(state.backends_in_use(), DRAIN):
+    broken = any(map(core_groups.is_broken, state.living()))
+    if not broken and not _C.drain(state.backends_in_use(), factory.patience()):
         warnings.warn("destroy_process_group: some operations were still running and are abandoned", stacklevel=3)
-    _C.drain_futures(DRAIN)
+    _C.drain_futures(factory.DRAIN)
     try:
         trace.finish(together=True)
     finally:

@@ -46,6 +46,13 @@ def is_broken(group: _C.Group) -> bool:
     return _C.lost(group._label) is not None
 
 
+def with_shadows(group: _C.Group) -> list[_C.Group]:
+    """A group and the groups that its passes and candidates use."""
+    current = state.current()
+    shadows = [current.groups[name] for name in current.shadows.get(group.name(), []) if name in current.groups]
+    return [group, *(each for shadow in shadows for each in with_shadows(shadow))]
+
+
 def _is_stuck(group: _C.Group) -> bool:
     return any(communicators.is_stuck(each) for name in group.backends for each in registry.together(name))
 

@@ -38,6 +38,7 @@
 #include "choose/decision.h"
 #include "engine/hierarchical.h"
 #include "engine/staging.h"
+#include "engine/wait.h"
 
 namespace py = pybind11;
 
@@ -311,6 +312,9 @@ void add_registry(py::module_& module) {
   module.def("backend_status", [] { return Registry::instance().status(); });
   module.def("drain", [](const std::vector<std::string>& names, milliseconds limit) {
     return unlocked([&] { return Registry::instance().drain(names, limit); });
+  });
+  module.def("drain_groups", [](const std::vector<std::string>& labels, milliseconds limit) {
+    return unlocked([&] { return mcr::drain(labels, limit, check_signals); });
   });
   module.def("shutdown", [] { unlocked([] { Registry::instance().shutdown(); }); });
 }
