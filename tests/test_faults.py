@@ -376,7 +376,11 @@ def test_equal_calls_to_the_end(nursery: Nursery, backend: str) -> None:
 
 
 def test_different_sizes_without_detail(nursery: Nursery) -> None:
-    """The error of the rank that notices begins with the difference; MPI's own words come last."""
+    """The error of the rank that notices begins with the difference; MPI's own words come last.
+
+    On some machines MPICH takes a message that is too long for fatal and ends the process itself, whatever the error
+    handler of the communicator (also without MCR-DL).
+    """
     ranks = jobs.start(nursery, "troubles", ["sizes", "mpi"], 2)
     jobs.end(nursery, ranks)
     told = re.search(
@@ -385,7 +389,8 @@ def test_different_sizes_without_detail(nursery: Nursery) -> None:
         r"text: MPI_Allreduce",
         ranks[1].text,
     )
-    assert told, ranks[1].text
+    ended = "Fatal error in internal_Allreduce" in ranks[1].text and "Message truncated" in ranks[1].text
+    assert told or ended, ranks[1].text
     assert "All ranks have arrived" not in ranks[0].text + ranks[1].text
 
 

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -53,3 +55,16 @@ def test_a_row_has_lists_and_objects_in_it() -> None:
     assert '      "ranks": 2,' in lines
     assert '      "size": 4,' in lines, "an object's parts have lines of their own"
     assert json.loads("\n".join(lines)) == document
+
+
+def test_a_pipe_gets_the_text(tmp_path: Path) -> None:
+    """A file that is written atomically takes the place of another file, and never of a device or a pipe."""
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    with ThreadPoolExecutor() as threads:
+        read = threads.submit(pipe.read_text)
+        documents.replace_file(link, "text")
+        assert read.result(timeout=30) == "text"
+    assert pipe.is_fifo()
+    assert link.is_symlink()

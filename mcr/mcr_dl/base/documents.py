@@ -133,9 +133,15 @@ def write_rows(path: str | os.PathLike[str], value: Any) -> None:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write the file, or the one that a link names, atomically: a concurrent reader gets the old or the new content."""
+    """Write the file, or the one that a link names, atomically: a concurrent reader gets the old or the new content.
+
+    A device or a pipe gets the text; it is not replaced.
+    """
     path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
     # Processes of several hosts or containers may have equal numbers.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:

@@ -206,7 +206,7 @@ def split_group(
 ) -> torch_dist.ProcessGroup | None:
     """Split a group: all its members call, with lists of ranks of the parent group.
 
-    ``backend`` and ``pg_options``: as of ``new_group``; by default, the parts have the parent's backends that fit them, as there.
+    ``backend`` and ``pg_options``: as of ``new_group``; by default, the parts have the parent's backends that fit.
 
     Returns this rank's part, or None if it is in none. Raises InvalidArgumentError for lists that overlap or name ranks
     outside the parent, BackendUnavailableError if a backend cannot be used. Source: torch.distributed.split_group.
