@@ -123,12 +123,12 @@ def set_topology(
     """Give a group a topology: a DeviceMesh, the path of a file as for ``MCR_DL_TOPOLOGY``, or such a file's content.
 
     All ranks of the group call this with the same topology, after the same collective of the group. The groups of a
-    mesh are used if mcr_dl made them; otherwise a group is made for each dimension. The groups of the previous topology
-    are destroyed.
+    mesh are used if mcr_dl made them; otherwise a group is made for each dimension. The groups that were made for the
+    previous topology are destroyed; those of a mesh are kept.
 
     Raises InvalidArgumentError on all ranks, and changes nothing, if the topology does not fit the group, or if the
-    topologies or the calls before this one differ; also if a group for a dimension cannot be made, where the ranks that
-    noticed raise the error itself.
+    topologies or the calls before this one differ. If a group for a dimension cannot be made, nothing changes either:
+    the ranks that noticed raise the error itself, the others an error with its text, which names such a rank.
     """
     members = handles.core_group(group)
     current = state.current()
