@@ -29,7 +29,10 @@ class Dimension:
 
 
 class Topology:
-    """The arrangement of a group's ranks in dimensions, outermost first. Equal on all ranks except for coordinates."""
+    """The arrangement of a group's ranks in dimensions, outermost first.
+
+    Names, sizes and backends are equal on all ranks.
+    """
 
     def __init__(self, group: _C.Group) -> None:
         """``group`` must have a topology."""
@@ -64,15 +67,15 @@ class Topology:
         """The group of ``ranks(name)``, for all operations; the whole group if the dimension has all ranks.
 
         Raises InvalidArgumentError for an unknown dimension, for one of size 1, in which a rank is alone, and for one
-        without a group, as in groups that were made from an mpi4py communicator.
+        without a group, as in groups that were made from an mpi4py communicator or for a dimension.
         """
         index = self._held.grid.index_of(name)
         found = self._held.groups.get(name)
         if found is None:
             if self.shape[index] != self._of.size() or self.shape[index] == 1:
-                reason = (
-                    "has size 1" if self.shape[index] == 1 else "has no group, as an mpi4py communicator made this one"
-                )
+                reason = "has size 1"
+                if self.shape[index] > 1:
+                    reason = "has no group: this one was made from an mpi4py communicator or for a dimension"
                 raise InvalidArgumentError(f"topology: expected a dimension with a group, got {name!r}, which {reason}")
             found = self._of
         return _C.handle_of(found)
@@ -86,9 +89,10 @@ class Topology:
 def topology(group: handles.Group = None) -> Topology:
     """The topology of a group (None: of the default group).
 
-    It was set by ``set_topology`` or ``MCR_DL_TOPOLOGY``, or else comes from the ranks' hosts: ``rail`` over the hosts
-    and ``host`` within one; only ``host`` on a single host, only ``rail`` with one rank per host, or one dimension
-    ``ranks`` if hosts have different numbers of ranks.
+    It was set by ``set_topology``, is the group's part of the one in ``MCR_DL_TOPOLOGY``, or else comes from the ranks'
+    hosts: ``rail`` over the hosts and ``host`` within one; only ``host`` on a single host, or only ``rail`` with one
+    rank per host. It is one dimension ``ranks`` if hosts have different numbers of ranks, or if the group's ranks form
+    no grid in the file's topology.
     """
     return Topology(handles.core_group(group))
 
