@@ -41,9 +41,10 @@ def test_forms_that_differ(detail: bool) -> None:
         debug = "detail" if detail else "off"
         ranks = jobs.start(nursery, "two_forms", [], 2, MCR_DL_BACKENDS="mpi", MCR_DL_DEBUG=debug)
         jobs.end(nursery, ranks)
+        where = ", called at two_forms.py:15 in <module>" if detail else ""
         told = (
-            "collective 2 of group 'default' is all_reduce(SUM, float32, 12 bytes, mpi) on rank 0, but "
-            "all_reduce(SUM, float32, 12 bytes, mpi, async_op=True) on rank 1"
+            f"collective 2 of group 'default' is all_reduce(SUM, float32, 12 bytes, mpi) on rank 0{where}, but "
+            f"all_reduce(SUM, float32, 12 bytes, mpi, async_op=True) on rank 1{where}"
         )
         for rank in ranks:
             assert told in rank.text, rank.text
