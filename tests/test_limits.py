@@ -25,7 +25,7 @@ def test_a_wait_for_longer_than_the_timeout(nursery: Nursery, backend: str, modu
 @pytest.mark.parametrize("chain", ["", "fuse"])
 @pytest.mark.parametrize("backend", ["mpi", "shm"])
 def test_a_group_ends_with_pending_calls(nursery: Nursery, backend: str, chain: str) -> None:
-    """What the other ranks join completes first; for the rest there is a warning, and the group ends all the same."""
+    """Calls that the other ranks join complete first; others are named in a warning, and the group ends anyway."""
     ranks = jobs.start(nursery, "limits", ["ends", backend, chain], 2)
     jobs.end(nursery, ranks)
     assert [rank.code for rank in ranks] == [0, 0], [rank.text for rank in ranks]
