@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import redirect_stderr
 from datetime import timedelta
 from io import StringIO
@@ -15,7 +14,7 @@ import torch.distributed as torch_dist
 
 import mcr_dl
 from mcr_dl.passes.log import Log
-from mcr_dl.records import log
+from mcr_dl.records import log, printer
 from mcr_dl.runtime import state
 from mcr_dl.testing.expect import expect
 from ranks import session
@@ -123,7 +122,7 @@ def verbose_no_more() -> tuple[int, list[str]]:
         session.start()
         mcr_dl.set_passes(["log"])
         mcr_dl.all_reduce(torch.ones(4))
-        time.sleep(0.6)
+        printer.flush()
         mcr_dl.set_passes([])
     mcr_dl.configure(debug=True)
     passes = mcr_dl.get_passes()

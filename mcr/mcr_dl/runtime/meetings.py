@@ -22,6 +22,7 @@ from mcr_dl.watch import ranks_text
 _log = logging.getLogger("mcr_dl")
 _LONGEST = 0.01  # seconds between two looks at the store
 _NEXT = 1.0  # seconds for the others to come to the next meeting
+_NAMED = 8  # missing ranks in an error, at most
 _ANSWER = 15.0  # seconds for the answer of the last rank to come
 _NOTICE = 1.0  # seconds from the end of the store to the notice of a rank that has ended with it
 
@@ -93,7 +94,8 @@ class Meetings:
                 break
             # The others' calls may wait for this rank: it waits for them only if they come now.
             if not poll(self._others_come, self._next_in, _LONGEST, size=self._size):
-                return self._result({"problem": "this rank came too late"})
+                others = [rank for rank in range(self._size) if rank != self._rank]
+                return self._result({"problem": "this rank came too late", "absent": others})
         if last:
             values = [agreement.decode(text or b"null", "a rank's value") for text in meeting.values()]
             meeting.answer(agreement.encode(self._answer(decide, values)))
@@ -209,6 +211,6 @@ def together(function: str, patience: timedelta) -> torch_dist.Store:
         if not meetings.absent:
             raise InvalidArgumentError(text)
         text = f"{function}: timed out: {meetings.problem}"
-        where = watch.locate(text, meetings.absent)
+        where = watch.locate(text, meetings.absent[:_NAMED])
         raise CollectiveTimeoutError(f"{text}. Not arrived: {where}" if where else text)
     return torch_dist.PrefixStore(f"together/{meetings.last}", current.store)

@@ -9,7 +9,6 @@ as the store may never answer. docs/reliability.md lists the guarantees.
 from mcr_dl.watch._alarm import leave_member, member
 from mcr_dl.watch._diagnosis import ranks_text
 from mcr_dl.watch._fork import forked, refuse_fork
-from mcr_dl.watch._fork import text as forked_text
 from mcr_dl.watch._report import identity
 from mcr_dl.watch._watch import (
     Former,
@@ -40,7 +39,6 @@ __all__ = [
     "compare_last",
     "explain",
     "forked",
-    "forked_text",
     "former",
     "give_up",
     "has_lost",

@@ -111,8 +111,9 @@ class _Group:
             if len({form["history"] for form in forms.values()}) > 1:
                 return f"those of group '{self.name}' differ before collective {seq}"
         if common:  # a rank that makes many calls at once may leave some out; the history has them
+            newest = max(common)
             for rank, calls in self.calls.items():
-                self.calls[rank] = {seq: call for seq, call in calls.items() if seq > max(common)}
+                self.calls[rank] = {seq: call for seq, call in calls.items() if seq > newest}
         return None
 
     def _compare_counts(self) -> str | None:
