@@ -63,6 +63,11 @@ def _flat(favourite: str, ranks: int = 2) -> table.Table:
     return _table(_scale(ranks, curves))
 
 
+def test_the_backend_that_moves_no_data_is_not_chosen(pools: Pools) -> None:
+    """Calls of a group that also has ``null`` use it only where they name it."""
+    pools.get("processes", 2).run(choice.without_null, limit=60)
+
+
 @pytest.mark.parametrize(("world", "count"), [(2, 20_000), (3, 2_000)])
 def test_ranks_agree(pools: Pools, tmp_path: Path, world: int, count: int) -> None:
     """Ranks have different tables and different counts in vectored calls, and all their calls still match."""

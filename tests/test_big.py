@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts above 2**31 elements on MPI: one-byte elements, 2 GiB a tensor, checked on both sides of the limits."""
+"""Counts above 2**31 elements: one-byte elements, 2 GiB a tensor, checked on both sides of the limits."""
 
 from __future__ import annotations
 
@@ -12,16 +12,25 @@ from ranks import big
 
 LIMIT = 200.0
 
-
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize(
+every_function = pytest.mark.parametrize(
     "function",
     [big.broadcast, big.messages, big.all_reduce, big.all_gatherv, big.all_to_all],
     ids=lambda function: function.__name__,
 )
-def test_mpich(pools: Pools, function: Callable[[], None]) -> None:
+
+
+@pytest.mark.timeout(240)
+@every_function
+def test_mpich(pools: Pools, function: Callable[[str], None]) -> None:
     """MPICH has routines with large counts."""
-    pools.get("processes", 2).run(function, limit=LIMIT)
+    pools.get("processes", 2).run(function, "mpi", limit=LIMIT)
+
+
+@pytest.mark.timeout(240)
+@every_function
+def test_shm(pools: Pools, function: Callable[[str], None]) -> None:
+    """The backend shm counts in 64 bits; the system's calls that read another process's memory read less at once."""
+    pools.get("processes", 2).run(function, "shm", limit=LIMIT)
 
 
 @pytest.mark.timeout(240)

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+import jobs
 from harness import Pools
+from mcr_dl.testing.nursery import Nursery
 from ranks import shm
 
 
@@ -72,6 +74,16 @@ def test_few_descriptors(pools: Pools, rank: int) -> None:
     assert errors
     assert len(errors) < len(answers[0])
     assert all("raise the limit of open files" in error for error in errors), errors
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, which may become other users and make PID namespaces")
+@pytest.mark.parametrize("isolated", ["user", "processes"])
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_rank_whose_memory_cannot_be_read(nursery: Nursery, isolated: str, world: int) -> None:
+    """A rank that runs as another user, or in a PID namespace of its own, copies through shared memory."""
+    ranks = jobs.start(nursery, "isolated", [isolated], world, MCR_DL_TUNING_TABLE="none")
+    jobs.end(nursery, ranks)
+    jobs.expect(ranks, 0, "done")
 
 
 def test_other_threads_run(pools: Pools) -> None:

@@ -42,6 +42,7 @@ void Selector::reset(std::list<Slot>& slots, Tuning tuning) {
   std::lock_guard lock(mutex_);
   slots_ = &slots;
   for (auto& slot : slots) slot.communicator->forget_decisions();
+  find_eligible();
   tuning_ = std::move(tuning);
   forget();
   if (refinement_) refinement_ = std::make_unique<Refinement>(refinement_->period(), slots.size());
@@ -50,6 +51,15 @@ void Selector::reset(std::list<Slot>& slots, Tuning tuning) {
     if (tuning_.exact && cost.curve.known()) covered_.emplace_back(cost.subject, cost.curve.points().back().bytes);
   }
   start_trials();
+}
+
+void Selector::find_eligible() {
+  eligible_.clear();
+  for (auto& slot : *slots_) {
+    if (slot.communicator->moves_data()) eligible_.push_back(&slot);
+  }
+  if (!eligible_.empty()) return;
+  for (auto& slot : *slots_) eligible_.push_back(&slot);
 }
 
 void Selector::forget() {
@@ -66,8 +76,8 @@ Slot& Selector::usual(const Choice& choice, const Call& call, int64_t bytes) con
   if (bytes <= most_bytes_ || range.forced) return *range.slot;
   const auto decision = Decision::of(*range.slot->communicator, call);
   if (decision.native() || decision.native_on_copies()) return *range.slot;
-  for (auto& slot : *slots_) {
-    if (slot.variant == 0 && Decision::of(*slot.communicator, call).native()) return slot;
+  for (auto* const slot : eligible_) {
+    if (slot->variant == 0 && Decision::of(*slot->communicator, call).native()) return *slot;
   }
   return *range.slot;
 }
@@ -112,7 +122,7 @@ const Selector::Choice& Selector::decide(const Call& made) {
     }
     choice.unsized = {0, compared.slots[cheapest_overall(compared.curves)], false};
   } else {
-    choice.unsized = {0, compared.slots.empty() ? &slots_->front() : compared.slots.front(), false};
+    choice.unsized = {0, compared.slots.empty() ? eligible_.front() : compared.slots.front(), false};
     choice.ranges = {choice.unsized};
   }
   if (trials_ != nullptr) {
@@ -160,14 +170,14 @@ std::vector<const CostCurve*> Selector::curves_of(const std::vector<Slot*>& slot
 // If the call's class of types, its vectored or its asynchronous form has not been measured, uses the curves of the
 // nearest that has.
 Selector::Field Selector::field(const Call& call) const {
-  if (slots_ == nullptr || slots_->empty()) throw Error(ErrorCode::Unavailable, "the group has no backend");
+  if (eligible_.empty()) throw Error(ErrorCode::Unavailable, "the group has no backend");
   Field result;
   // Libraries that take the tensors directly come first: the order matters when there are no measurements.
   for (const auto able : {&Decision::native, &Decision::native_on_copies}) {
-    for (auto& slot : *slots_) {
-      if (!(Decision::of(*slot.communicator, call).*able)()) continue;
-      if (std::find(result.slots.begin(), result.slots.end(), &slot) != result.slots.end()) continue;
-      if (slot.variant == 0 || slot.communicator->varies(call, slot.variant)) result.slots.push_back(&slot);
+    for (auto* const slot : eligible_) {
+      if (!(Decision::of(*slot->communicator, call).*able)()) continue;
+      if (std::ranges::find(result.slots, slot) != result.slots.end()) continue;
+      if (slot->variant == 0 || slot->communicator->varies(call, slot->variant)) result.slots.push_back(slot);
     }
   }
   const auto own = types_of(call);
@@ -409,14 +419,14 @@ void Selector::try_candidates(const std::string& group) {
 
 void Selector::start_trials() {
   trials_.reset();
-  if (group_.empty() || slots_ == nullptr || slots_->size() < 2 || ranks_ < 2) return;
+  if (group_.empty() || eligible_.size() < 2 || ranks_ < 2) return;
   std::vector<std::string> names;
   for (const auto& slot : *slots_) names.push_back(slot.name);
   trials_ = std::make_shared<Trials>(group_, resets_++, names);
   for (const auto& tried : tuning_.tried) {
-    const auto found = std::ranges::find(names, tried.candidate);
-    if (found != names.end())
-      trials_->remember(tried.call, static_cast<std::size_t>(found - names.begin()), tried.cost);
+    const auto found = std::ranges::find(eligible_, tried.candidate,
+                                         [](const Slot* slot) -> const std::string& { return slot->name; });
+    if (found != eligible_.end()) trials_->remember(tried.call, place_of(**found), tried.cost);
   }
 }
 

@@ -186,6 +186,7 @@ class Selector {
   void overlay(Choice& choice, const Tuning::Rule& rule, Slot& slot) const;
   Slot& usual(const Choice& choice, const Call& call, int64_t bytes) const;
   const Range& range_of(const Choice& choice, int64_t bytes) const;
+  void find_eligible();
   void forget();
   std::size_t place_of(const Slot& slot) const;
   Slot* refined(const Call& call, int64_t bytes, Slot& usual, Stopwatch& watch);
@@ -202,6 +203,7 @@ class Selector {
   int ranks_;
   int64_t most_bytes_;  // of a call whose blocks no communicator refuses
   std::list<Slot>* slots_ = nullptr;
+  std::vector<Slot*> eligible_;  // those of calls that name no candidate: all that move data, or all if none does
   Tuning tuning_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<const Choice>> choices_;

@@ -83,6 +83,9 @@ class Communicator {
   }
   /// True for a library whose vectored forms take counts but no displacements: blocks must be contiguous.
   virtual bool packed() const { return false; }
+  /// Whether calls do what they say. A backend for measurements may not: calls use it only where they name it, or where
+  /// their group has no other.
+  virtual bool moves_data() const { return true; }
   /// The kind of device on whose streams issue() enqueues; none for a host library. If set, only tensors of that kind
   /// reach issue(), and every lane is a stream.
   virtual std::optional<DeviceType> streams() const { return std::nullopt; }
@@ -174,7 +177,7 @@ class Backend {
   virtual void shutdown() {}
 };
 
-inline constexpr int kPluginVersion = 12;
+inline constexpr int kPluginVersion = 13;
 
 /// The type of the symbol `mcr_dl_plugin` in a backend's module.
 struct Plugin {

@@ -41,6 +41,14 @@ class Named : public Declared {
   bool supports(const Call& call) const override { return call.op != Op::recv || call.root != kAnyRank; }
 };
 
+// Does nothing, as `null`.
+class Idle : public Communicator {
+ public:
+  bool supports(const Call&) const override { return true; }
+  void issue(const Call&, Lane&) override {}
+  bool moves_data() const override { return false; }
+};
+
 // A group with the candidates one, one:other, two.
 class Chooser {
  public:
@@ -97,6 +105,20 @@ TEST(without_measurements_the_first_that_has_it) {
   auto average = call(Op::all_reduce, 1);
   average.red = RedOp::AVG;  // a sum and a division
   CHECK(chooser.choose(average) == "one");
+}
+
+TEST(a_backend_that_moves_no_data_only_where_there_is_no_other) {
+  ranks::Alone idle([] { return std::make_unique<Idle>(); }, kRanks, 0, "idle");
+  CHECK(idle.group().choose(call(Op::gather, 1)).name == "idle");
+  ranks::Alone two([] { return std::make_unique<Declared>(false); }, kRanks, 0, "two");
+  idle.group().connect(two.backend(), 0);
+  CHECK(idle.group().choose(call(Op::all_reduce, 1)).name == "two");
+  CHECK(idle.group().choose(call(Op::gather, 1)).name == "two");  // which emulates it
+  Tuning tuning;
+  tuning.costs = {line(Op::all_reduce, "idle", 1, 1), line(Op::all_reduce, "two", 5, 15)};
+  idle.group().tune(std::move(tuning));
+  CHECK(idle.group().choose(call(Op::all_reduce, 1)).name == "two");
+  CHECK(idle.group().selector().explain(call(Op::all_reduce, 1)).candidates.size() == 1);
 }
 
 TEST(the_cheapest_by_size_among_those_that_have_it) {

@@ -32,41 +32,41 @@ def _check(tensor: torch.Tensor, want: torch.Tensor, what: str) -> None:
     assert int(torch.count_nonzero(tensor)) == len(PLACES), f"{what}: data elsewhere"
 
 
-def broadcast() -> None:
+def broadcast(backend: str = "mpi") -> None:
     session.start()
     note("big broadcast")
     tensor = _marked(3) if mcr_dl.get_rank() == 0 else torch.zeros(COUNT, dtype=torch.uint8)
-    mcr_dl.broadcast(tensor, 0, backend="mpi")
+    mcr_dl.broadcast(tensor, 0, backend=backend)
     _check(tensor, _pattern(3), "broadcast")
 
 
-def messages() -> None:
+def messages(backend: str = "mpi") -> None:
     session.start()
     note("big send and recv")
     if mcr_dl.get_rank() == 0:
-        mcr_dl.send(_marked(5), 1, backend="mpi")
+        mcr_dl.send(_marked(5), 1, backend=backend)
     else:
         tensor = torch.zeros(COUNT, dtype=torch.uint8)
-        mcr_dl.irecv(tensor, 0, backend="mpi").wait()
+        mcr_dl.irecv(tensor, 0, backend=backend).wait()
         _check(tensor, _pattern(5), "recv")
-    mcr_dl.barrier(backend="mpi")
+    mcr_dl.barrier(backend=backend)
 
 
-def all_reduce() -> None:
+def all_reduce(backend: str = "mpi") -> None:
     session.start()
     note("big all_reduce")
     tensor = _marked(mcr_dl.get_rank() + 1)
-    mcr_dl.all_reduce(tensor, mcr_dl.ReduceOp.MAX, backend="mpi", async_op=True).wait()
+    mcr_dl.all_reduce(tensor, mcr_dl.ReduceOp.MAX, backend=backend, async_op=True).wait()
     _check(tensor, torch.maximum(_pattern(1), _pattern(2)), "all_reduce")
 
 
-def all_gatherv() -> None:
+def all_gatherv(backend: str = "mpi") -> None:
     """Small blocks at displacements beyond 2**31, and a total beyond it: the larger side is on all ranks."""
     session.start()
     note("big all_gatherv")
     mine = torch.full((1000,), mcr_dl.get_rank() + 1, dtype=torch.uint8)
     output = torch.zeros(COUNT, dtype=torch.uint8)
-    mcr_dl.all_gatherv(output, mine, [1000, 1000], [2**31 + 5000, 2**31 - 500], backend="mpi")
+    mcr_dl.all_gatherv(output, mine, [1000, 1000], [2**31 + 5000, 2**31 - 500], backend=backend)
     assert bool((output[2**31 + 5000 : 2**31 + 6000] == 1).all())
     assert bool((output[2**31 - 500 : 2**31 + 500] == 2).all())
     assert int(torch.count_nonzero(output)) == 2000
@@ -87,7 +87,7 @@ def far_displacements_refused() -> None:
     errors.good_call("mpi")
 
 
-def all_to_all() -> None:
+def all_to_all(backend: str = "mpi") -> None:
     """Blocks of half a gibibyte and more, 2**31 and more together."""
     session.start()
     note("big all_to_all")
@@ -97,7 +97,7 @@ def all_to_all() -> None:
     places = [0, half - 1, half, 2 * half - 1]
     tensor[places] = torch.tensor([10 + me, 20 + me, 30 + me, 40 + me], dtype=torch.uint8)
     output = torch.zeros_like(tensor)
-    mcr_dl.all_to_all_single(output, tensor, backend="mpi")
+    mcr_dl.all_to_all_single(output, tensor, backend=backend)
     want = [[10, 20, 11, 21], [30, 40, 31, 41]][me]
     assert output[places].tolist() == want
     assert int(torch.count_nonzero(output)) == 4

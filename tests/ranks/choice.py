@@ -51,6 +51,20 @@ def _vectored(name: str, draw: random.Random, dtype: torch.dtype) -> dict[str, A
     }
 
 
+def without_null() -> None:
+    """Each call that names no backend moves its data, though ``null`` would be the fastest; trials take place."""
+    session.start("null", "mpi", "gloo")
+    rank, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
+    for turn in range(300):
+        x = torch.tensor([rank + turn])
+        mcr_dl.all_reduce(x)
+        assert int(x) == sum(range(size)) + size * turn
+    assert "null" not in mcr_dl.explain("all_reduce", 8).predicted_us
+    x = torch.tensor([rank])
+    mcr_dl.all_reduce(x, backend="null")
+    assert int(x) == rank
+
+
 _EQUAL = (
     "all_reduce", "broadcast", "reduce", "all_gather_single", "reduce_scatter_single", "all_to_all_single"
 )  # fmt: skip

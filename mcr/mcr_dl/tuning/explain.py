@@ -149,6 +149,37 @@ def _plans(operation: str, nbytes: int | None, group: _C.Group) -> dict[str, str
     return found
 
 
+def _operation(operation: str) -> str:
+    name = rules.operation_of(operation)
+    if name is None:
+        message = f"operation: expected one of {', '.join(_C.operations())}, got {operation!r}"
+        raise InvalidArgumentError(message)
+    return name
+
+
+def _size(name: str, nbytes: int | None) -> int:
+    """The size of the call, -1 if it is not known."""
+    if nbytes is None and operation_of(name).vectored:
+        return -1
+    try:
+        size = -1 if nbytes is None else operator.index(nbytes)
+    except TypeError:
+        message = f"nbytes: expected a whole number of bytes, got {nbytes!r}"
+        raise InvalidTypeError(message) from None
+    if not 0 <= size < 2**63:
+        message = f"nbytes: expected 0 to {2**63 - 1} bytes for {name}, got {nbytes}"
+        raise InvalidArgumentError(message)
+    return size
+
+
+def _one_of(argument: str, value: object, prefix: str, names: list[str]) -> str:
+    name = str(value).removeprefix(prefix)
+    if name not in names:
+        message = f"{argument}: expected one of {prefix}{f', {prefix}'.join(names)}, got {value!r}"
+        raise InvalidTypeError(message)
+    return name
+
+
 def explain(
     operation: str,
     nbytes: int | None = None,
@@ -172,27 +203,18 @@ def explain(
         async_op: True: explain an asynchronous call. If none were measured, the measurements of blocking calls are
             used.
 
-    Raises InvalidArgumentError for an unknown operation or device, or a size that is missing or negative, and
-    InvalidTypeError for a size that is not a whole number.
+    Raises InvalidArgumentError for an unknown operation or device, or a size that is missing or out of range, and
+    InvalidTypeError for a size that is not a whole number, or another type or reduction.
     """
     where = handles.core_group(group)
-    name = rules.operation_of(operation)
-    if name is None:
-        message = f"operation: expected one of {', '.join(_C.operations())}, got {operation!r}"
-        raise InvalidArgumentError(message)
-    try:
-        size = -1 if nbytes is None else operator.index(nbytes)
-    except TypeError:
-        message = f"nbytes: expected a whole number of bytes, got {nbytes!r}"
-        raise InvalidTypeError(message) from None
-    if (nbytes is None and not operation_of(name).vectored) or (nbytes is not None and nbytes < 0):
-        message = f"nbytes: expected 0 or more bytes for {name}, got {nbytes}"
-        raise InvalidArgumentError(message)
+    name = _operation(operation)
+    size = _size(name, nbytes)
+    element = _one_of("dtype", dtype, "torch.", _C.dtypes())
+    reduction = _one_of("op", op, "RedOpType.", _C.reductions())
     if device not in ("cpu", "cuda"):
         message = f"device: expected cpu or cuda, got {device!r}"
         raise InvalidArgumentError(message)
-    element = str(dtype).removeprefix("torch.")
-    found = where._explain(name, size, element, str(op).rpartition(".")[2], device, async_op)
+    found = where._explain(name, size, element, reduction, device, async_op)
     times = _times(found)
     knowledge = state.current().knowledge
     codec, codec_us = _codec(name, nbytes, element, where, found["chosen"], device)

@@ -10,6 +10,7 @@ class NullCommunicator : public Communicator {
  public:
   bool supports(const Call&) const override { return true; }
   void issue(const Call&, Lane&) override {}
+  bool moves_data() const override { return false; }
 };
 
 class NullBackend : public Backend {
