@@ -3,8 +3,9 @@
 
     .venv-integrations/bin/python bench/deepspeed_steps.py
 
-The ranks of all three ways live through the whole measurement and take turns, case by case; ratios are taken within a
-turn. Writes docs/results/deepspeed.{json,md}.
+The ranks of all ways live through the whole measurement and take turns, case by case; ratios are taken within a turn.
+One way has no communication at all (mcr_dl's backend null): what remains is DeepSpeed's and torch's own time. Writes
+docs/results/deepspeed.{json,md}.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from pathlib import Path
 from typing import Any
 
 import script
-from markdown_text import table
+from markdown_text import paragraph, table
 from mcr_dl.bench.ranks import free_port
 
 WHO = ("gloo", "mpi", "auto")
+FLOOR = "null"  # no communication, so its steps compute other numbers
 AIM = 2.0
 DISTURBED = 0.1  # share of the machine that other processes may use during a measurement
 PATIENCE = 180.0  # seconds
@@ -140,8 +142,10 @@ def summary(found: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, flo
     """By case: median step times over the rounds, and the median of the rounds' ratios."""
     result: dict[str, dict[str, float]] = {}
     for case, points in found.items():
-        row = {who: statistics.median(point[who] for point in points) for who in WHO}
-        row.update({f"gloo / {who}": statistics.median(p["gloo"] / p[who] for p in points) for who in WHO[1:]})
+        row = {who: statistics.median(point[who] for point in points) for who in (*WHO, FLOOR)}
+        row.update(
+            {f"gloo / {who}": statistics.median(p["gloo"] / p[who] for p in points) for who in (*WHO[1:], FLOOR)}
+        )
         result[case] = row
     return result
 
@@ -150,11 +154,15 @@ def markdown(document: dict[str, Any]) -> str:
     """The report."""
     cases = document["cases"]
     rows = [
-        [case, *(f"{row[who]:.2f}" for who in WHO), *(f"{row[f'gloo / {who}']:.2f}" for who in WHO[1:])]
+        [
+            case,
+            *(f"{row[who]:.2f}" for who in (*WHO, FLOOR)),
+            *(f"{row[f'gloo / {who}']:.2f}" for who in (*WHO[1:], FLOOR)),
+        ]
         for case, row in cases.items()
     ]
     missed = [
-        f"{case} on {who} ({row[f'gloo / {who}']:.2f})"
+        f"{case} on {who} ({row[f'gloo / {who}']:.2f}, without communication {row[f'gloo / {FLOOR}']:.2f})"
         for case, row in cases.items()
         for who in WHO[1:]
         if row[f"gloo / {who}"] < AIM
@@ -162,26 +170,25 @@ def markdown(document: dict[str, Any]) -> str:
     verdict = f"missed by {'; '.join(missed)}" if missed else "reached everywhere"
     most = document["loss_difference"]
     losses = f"differ by at most {most:.1g}" if most else "are equal"
-    lines = [
-        "# DeepSpeed's step time",
-        "",
+    texts = [
         f"`python bench/deepspeed_steps.py --rounds {document['rounds']} --steps {document['steps']}` on "
-        f"{document['date']}: {document['machine']}; DeepSpeed "
-        f"{document['deepspeed']}, torch {document['torch']}; `auto` uses the tuning table `{document['table']}`.",
-        "",
-        f"Two ranks on one host, one thread each, batch {document['batch']}; small: 0.1 million float32 weights in six",
-        "layers, large: 2.5 million. gloo is DeepSpeed's own object on torch.distributed. In each of "
-        f"{document['rounds']} rounds every",
-        f"case is done by gloo, mpi and auto, {document['steps']} steps each, in random order, while the ranks of the",
-        "other two sleep. Medians of a step in milliseconds, and medians of the rounds' own ratios: above 1, mcr_dl is",
-        "faster.",
-        f"{document['disturbed']} of {document['rounds'] * len(cases)} points were taken while other programs had "
-        f"{DISTURBED:.0%} of the machine or more.",
-        "",
+        f"{document['date']}: {document['machine']}; DeepSpeed {document['deepspeed']}, torch {document['torch']}; "
+        f"`auto` uses the tuning table `{document['table']}`.",
+        f"Two ranks on one host, one thread each, batch {document['batch']}; small: 0.1 million float32 weights in six "
+        "layers, large: 2.5 million. gloo is DeepSpeed's own object on torch.distributed; mpi and auto are mcr_dl. "
+        "`none` is mcr_dl on its backend `null`, which does not communicate: the time of DeepSpeed and torch "
+        "themselves, and thereby the most that any library could gain. In each of "
+        f"{document['rounds']} rounds, every case is done in these four ways, {document['steps']} steps each, in "
+        "random order, while the ranks of the others sleep. Medians of a step in milliseconds, and medians of the "
+        f"rounds' own ratios. {document['disturbed']} of {document['rounds'] * len(cases)} points were taken while "
+        f"other programs had {DISTURBED:.0%} of the machine or more.",
         f"The aim is {AIM:g} everywhere: {verdict}. After all steps the losses of a case {losses}.",
-        "",
-        *table(["case", *(f"{who}, ms" for who in WHO), *(f"gloo / {who}" for who in WHO[1:])], rows),
     ]
+    ways = (*WHO, "none")
+    lines = ["# DeepSpeed's step time", ""]
+    for text in texts:
+        lines += paragraph(text)
+    lines += table(["case", *(f"{way}, ms" for way in ways), *(f"gloo / {way}" for way in ways[1:])], rows)
     return "\n".join(lines)
 
 
@@ -194,21 +201,21 @@ def main() -> None:
     parser.set_defaults(warm_up=20)
     given = script.parse(parser, rounds=1, steps=2, retries=0, warm_up=1)
     with tempfile.TemporaryDirectory() as folder:
-        ranks = [Ranks(who, Path(folder), given.warm_up) for who in WHO]
+        ranks = [Ranks(who, Path(folder), given.warm_up) for who in (*WHO, FLOOR)]
         found, disturbed = rounds(ranks, given)
-        losses = [each.end() for each in ranks]
+        losses = {each.who: each.end() for each in ranks}
     document = {
         "date": str(date.today()),
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
         "deepspeed": version("deepspeed"),
         "torch": version("torch"),
-        "table": ranks[-1].facts[0]["table"],
+        "table": ranks[WHO.index("auto")].facts[0]["table"],
         "batch": 4,
         "steps": given.steps,
         "rounds": given.rounds,
         "disturbed": disturbed,
         "loss_difference": max(
-            max(each[case] for each in losses) - min(each[case] for each in losses) for case in found
+            max(losses[who][case] for who in WHO) - min(losses[who][case] for who in WHO) for case in found
         ),
         "cases": summary(found),
     }

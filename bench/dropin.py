@@ -19,7 +19,7 @@ import torch
 
 import dropin_rank
 import script
-from markdown_text import size_text, table
+from markdown_text import paragraph, size_text, table
 
 TARGET_MICROSECONDS = 4.0
 
@@ -58,18 +58,21 @@ def markdown(found: dict[str, Any]) -> str:
     lines = [
         "# Through torch.distributed",
         "",
-        f"`python bench/dropin.py` on {date.today()}: {platform.machine()}, {os.cpu_count()} cores; "
-        f"torch {torch.__version__}.",
-        "",
-        "Two ranks on one host, float32, blocking calls in turns; medians in µs. *mcr_dl* is its own function on mpi,",
-        "*torch* is torch.distributed's on the backend mcr over mpi, *gloo* is torch.distributed's on torch's gloo.",
-        "*Adds* is the median difference of torch to mcr_dl in the same round; *any form* is that of a group made with",
-        "`uniform=False`, whose calls are started and polled, as other ranks may make them asynchronously. *Layers* is",
-        "the difference on the backend that does nothing: the layers of torch and of mcr_dl alone. *fake* is the time",
-        "of a call on torch's own backend that does nothing: the layers of torch alone. (The cores change their clock",
-        "between points, by up to 1.7.) Targets: torch adds at most 4 µs; faster",
-        f"than gloo at every size. Met at {within} and at {faster} of {len(points)} points.",
-        "",
+        *paragraph(
+            f"`python bench/dropin.py` on {date.today()}: {platform.machine()}, {os.cpu_count()} cores; "
+            f"torch {torch.__version__}."
+        ),
+        *paragraph(
+            "Two ranks on one host, float32, blocking calls in turns; medians in µs. *mcr_dl* is its own function on "
+            "mpi, *torch* is torch.distributed's on the backend mcr over mpi, *gloo* is torch.distributed's on torch's "
+            "gloo. *Adds* is the median difference of torch to mcr_dl in the same round: in long calls, mostly noise. "
+            "*any form* is that difference of a group made with `uniform=False`, whose calls are started and polled, "
+            "as other ranks may make them asynchronously. *Layers* is the difference on the backend that does "
+            "nothing: the layers of torch and of mcr_dl alone. *fake* is the time of a call on torch's own backend "
+            "that does not communicate (it copies the input where there is a separate output): the layers of torch "
+            "alone. (The cores change their clock between points, by up to 1.7.) Targets: torch adds at most 4 µs; "
+            f"faster than gloo at every size. Met at {within} and at {faster} of {len(points)} points."
+        ),
     ]
     header = ["size", "mcr_dl", "torch", "gloo", "adds", "at most 4 µs", "any form", "layers", "fake", "gloo / torch"]
     for operation, sizes in found.items():

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 
 def size_text(nbytes: int) -> str:
     """4 B, 64 KiB, 16 MiB."""
@@ -10,6 +12,11 @@ def size_text(nbytes: int) -> str:
         if nbytes >= scale:
             return f"{nbytes // scale} {unit}"
     return f"{nbytes} B"
+
+
+def paragraph(text: str) -> list[str]:
+    """The lines of a paragraph, at most 120 columns wide, and an empty one."""
+    return [*textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False), ""]
 
 
 def table(header: list[str], rows: list[list[str]]) -> list[str]:
