@@ -38,6 +38,10 @@ class Request {
   virtual void abandon() {}
 };
 
+/// Called inside Request::poll() if data has moved, so that more may move soon: a progress thread then polls again
+/// within microseconds. Changes nothing in other threads.
+void poll_again_soon() noexcept;
+
 /// The target of issue(). A blocking lane is the caller's own thread: the operation is complete when issue() returns,
 /// or the backend passes its Request to track() and the caller waits for it, so that it can be interrupted. On a stream
 /// lane the operation is enqueued on a device's stream, and the provider of the stream tracks its completion. On any

@@ -37,7 +37,11 @@ constexpr unsigned long kTimerSlackNanoseconds = 1000;
 // small message.
 constexpr int kIdleNaps = 50;
 
+thread_local bool moved = false;  // data has moved in this thread since the last sweep began
+
 }  // namespace
+
+void poll_again_soon() noexcept { moved = true; }
 
 void Progress::stop() {
   std::jthread thread;
@@ -107,6 +111,7 @@ void Progress::run(const std::stop_token& stop) {
   auto nap = kFirstNap;
   int idle = 0;
   while (!stop.stop_requested()) {
+    moved = false;
     const bool some = sweep();
     nap = nap_after(some, nap);
     {
@@ -114,7 +119,7 @@ void Progress::run(const std::stop_token& stop) {
       if (wake_.wait_for(lock, stop, nap, [this] { return woken_; })) nap = kFirstShortNap;
       woken_ = false;
     }
-    idle = some ? 0 : idle + 1;
+    idle = some || moved ? 0 : idle + 1;
     if (idle < kIdleNaps) continue;
     if (!sleep_while_idle(stop)) return;
     idle = 0;
@@ -122,13 +127,14 @@ void Progress::run(const std::stop_token& stop) {
   }
 }
 
-microseconds Progress::nap_after(bool progress, microseconds before) const {
+microseconds Progress::nap_after(bool ended, microseconds before) const {
   const int patience = patience_.load(std::memory_order_relaxed);
   if (waiting_.load(std::memory_order_relaxed) > 0) return kLongestNap * patience;
+  if (moved) return kFirstShortNap;  // the other ranks need as long to take it and go on
   if (frequent_.load(std::memory_order_relaxed) > 0) {
-    return (progress ? kFirstShortNap : std::min(before * 2, kLongestShortNap)) * patience;
+    return (ended ? kFirstShortNap : std::min(before * 2, kLongestShortNap)) * patience;
   }
-  return progress ? kFirstNap * patience : std::min(before * 2, kLongestNap * patience);
+  return ended ? kFirstNap * patience : std::min(before * 2, kLongestNap * patience);
 }
 
 // Sleeps until there is something to do; false if the thread is to end.

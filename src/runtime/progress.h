@@ -50,7 +50,7 @@ class Progress {
 
  private:
   void run(const std::stop_token& stop);
-  std::chrono::microseconds nap_after(bool progress, std::chrono::microseconds before) const;
+  std::chrono::microseconds nap_after(bool ended, std::chrono::microseconds before) const;
   bool sleep_while_idle(const std::stop_token& stop);
   bool sweep();
 

@@ -314,8 +314,10 @@ bool Engine::advance_all() {
 
 bool Engine::try_progress() {
   const Turn turn(*this, std::try_to_lock);
-  return turn.owns() && !failed_.load(std::memory_order_relaxed) && !aborted_.load(std::memory_order_relaxed) &&
-         advance_all();
+  if (!turn.owns() || failed_.load(std::memory_order_relaxed) || aborted_.load(std::memory_order_relaxed)) return false;
+  if (!advance_all()) return false;
+  poll_again_soon();
+  return true;
 }
 
 void Engine::progress() {

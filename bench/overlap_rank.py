@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of bench/overlap.py: an asynchronous all_reduce, or a copying thread, behind matrix products."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import mcr_dl
+from mcr_dl.bench.ranks import bind
+
+BACKENDS = ("shm", "mpi", "gloo")
+COPY = "a copying thread"
+PLACES = {
+    "a core each": "each rank's main thread has a core of its own, which its helper threads share with it",
+    "a spare core": "the main threads of both ranks share one core, so that the others are free for helper threads",
+}
+
+
+class Copier:
+    """A thread that copies a tensor as often as asked, without Python's lock, and whose end can be awaited."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.source, self.target = torch.ones(nbytes // 4), torch.empty(nbytes // 4)
+        self.asked, self.done = threading.Semaphore(0), threading.Semaphore(0)
+        self.copies = 1
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            self.asked.acquire()
+            for _ in range(self.copies):
+                self.target.copy_(self.source)
+            self.done.release()
+
+    def start(self) -> Callable[[], Any]:
+        """Begin; the result waits for the end."""
+        self.asked.release()
+        return self.done.acquire
+
+
+def run(start: Callable[[], Callable[[], Any]]) -> None:
+    """Start a communication or a copy, and wait for it."""
+    start()()
+
+
+def largest(value: float) -> float:
+    """The largest value of all ranks."""
+    box = torch.tensor([value], dtype=torch.float64)
+    mcr_dl.all_reduce(box, mcr_dl.ReduceOp.MAX, backend="mpi")
+    return float(box)
+
+
+def timed(call: Callable[[], Any]) -> float:
+    """Seconds from the first rank's begin of a call to the last rank's end, as ranks that share a core take turns."""
+    mcr_dl.barrier(backend="mpi")
+    begin = time.monotonic()
+    call()
+    end = time.monotonic()
+    return largest(end) + largest(-begin)
+
+
+def middle(call: Callable[[], Any]) -> float:
+    """The median seconds of a call."""
+    return statistics.median(timed(call) for _ in range(9))
+
+
+def measure_way(start: Callable[[], Callable[[], Any]], rounds: int) -> list[list[float]]:
+    """In each round: seconds of the communication alone, of products that take as long, and of both."""
+    left = torch.ones(512, 512)
+    communicate = partial(run, start)
+    products = max(1, round(middle(communicate) / middle(lambda: [left @ left for _ in range(4)]) * 4))
+
+    def compute() -> None:
+        for _ in range(products):
+            left @ left
+
+    def both() -> None:
+        wait = start()
+        compute()
+        wait()
+
+    return [[timed(call) for call in (communicate, compute, both)] for _ in range(rounds)]
+
+
+def measure_all(nbytes: int, rounds: int, output: str) -> None:
+    """The samples of each placement and way; rank 0 writes them."""
+    torch.set_num_threads(1)
+    mcr_dl.init_process_group(list(BACKENDS))
+    tensor = torch.ones(nbytes // 4)
+    copier = Copier(nbytes)
+
+    def reduce(backend: str) -> Callable[[], Any]:
+        return mcr_dl.all_reduce(tensor, mcr_dl.ReduceOp.MAX, backend=backend, async_op=True).wait
+
+    ways: dict[str, Callable[[], Callable[[], Any]]] = {backend: partial(reduce, backend) for backend in BACKENDS}
+    for start in ways.values():
+        run(start)
+        time.sleep(0.01)  # the helper thread exists before the main thread is bound, so that it stays free
+    shared = min(os.sched_getaffinity(0))
+    found: dict[str, dict[str, list[list[float]]]] = {}
+    for place in PLACES:
+        if place == "a core each":
+            bind()
+        else:
+            os.sched_setaffinity(0, {shared})
+        copier.copies = 1
+        copier.copies = max(1, round(middle(partial(run, ways["shm"])) / middle(partial(run, copier.start))))
+        found[place] = {way: measure_way(start, rounds) for way, start in {COPY: copier.start, **ways}.items()}
+        if mcr_dl.get_rank() == 0:
+            print(f"  {place}", flush=True)
+    if mcr_dl.get_rank() == 0:
+        Path(output).write_text(json.dumps(found))
+    mcr_dl.finalize()
