@@ -20,19 +20,21 @@ from mcr_dl.bench.ranks import bind
 
 BACKENDS = ("shm", "mpi", "gloo")
 COPY = "a copying thread"
+SPARE = "a spare core"
 PLACES = {
     "a core each": "each rank's main thread has a core of its own, which its helper threads share with it",
-    "a spare core": "the main threads of both ranks share one core, so that the others are free for helper threads",
+    SPARE: "the main threads of both ranks share one core, so that the others are free for helper threads",
 }
+_COPIED = 1 << 20  # bytes of a copy
 
 
 class Copier:
-    """A thread that copies a tensor as often as asked, without Python's lock, and whose end can be awaited."""
+    """A thread that copies tensors as often as asked, without Python's lock, and whose end can be awaited."""
 
-    def __init__(self, nbytes: int) -> None:
-        self.source, self.target = torch.ones(nbytes // 4), torch.empty(nbytes // 4)
+    def __init__(self) -> None:
+        self.source, self.target = torch.ones(_COPIED, dtype=torch.uint8), torch.empty(_COPIED, dtype=torch.uint8)
         self.asked, self.done = threading.Semaphore(0), threading.Semaphore(0)
-        self.copies = 1
+        self.copies = 16
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
@@ -56,13 +58,13 @@ def run(start: Callable[[], Callable[[], Any]]) -> None:
 def largest(value: float) -> float:
     """The largest value of all ranks."""
     box = torch.tensor([value], dtype=torch.float64)
-    mcr_dl.all_reduce(box, mcr_dl.ReduceOp.MAX, backend="mpi")
+    mcr_dl.all_reduce(box, mcr_dl.ReduceOp.MAX, backend="gloo")
     return float(box)
 
 
 def timed(call: Callable[[], Any]) -> float:
     """Seconds from the first rank's begin of a call to the last rank's end, as ranks that share a core take turns."""
-    mcr_dl.barrier(backend="mpi")
+    mcr_dl.barrier(backend="gloo")  # ranks that wait in it sleep, which matters where they share a core
     begin = time.monotonic()
     call()
     end = time.monotonic()
@@ -74,11 +76,9 @@ def middle(call: Callable[[], Any]) -> float:
     return statistics.median(timed(call) for _ in range(9))
 
 
-def measure_way(start: Callable[[], Callable[[], Any]], rounds: int) -> list[list[float]]:
-    """In each round: seconds of the communication alone, of products that take as long, and of both."""
+def measure_way(start: Callable[[], Callable[[], Any]], products: int, rounds: int) -> list[list[float]]:
+    """In each round: seconds of the communication alone, of the products, and of both."""
     left = torch.ones(512, 512)
-    communicate = partial(run, start)
-    products = max(1, round(middle(communicate) / middle(lambda: [left @ left for _ in range(4)]) * 4))
 
     def compute() -> None:
         for _ in range(products):
@@ -89,15 +89,15 @@ def measure_way(start: Callable[[], Callable[[], Any]], rounds: int) -> list[lis
         compute()
         wait()
 
-    return [[timed(call) for call in (communicate, compute, both)] for _ in range(rounds)]
+    return [[timed(call) for call in (partial(run, start), compute, both)] for _ in range(rounds)]
 
 
 def measure_all(nbytes: int, rounds: int, output: str) -> None:
     """The samples of each placement and way; rank 0 writes them."""
     torch.set_num_threads(1)
     mcr_dl.init_process_group(list(BACKENDS))
-    tensor = torch.ones(nbytes // 4)
-    copier = Copier(nbytes)
+    tensor, left = torch.ones(nbytes // 4), torch.ones(512, 512)
+    copier = Copier()
 
     def reduce(backend: str) -> Callable[[], Any]:
         return mcr_dl.all_reduce(tensor, mcr_dl.ReduceOp.MAX, backend=backend, async_op=True).wait
@@ -106,16 +106,20 @@ def measure_all(nbytes: int, rounds: int, output: str) -> None:
     for start in ways.values():
         run(start)
         time.sleep(0.01)  # the helper thread exists before the main thread is bound, so that it stays free
+    ways = {COPY: copier.start, **ways}
     shared = min(os.sched_getaffinity(0))
+    bind()
+    # With a core each, a way's products take as long as its communication, and the copies as long as that of shm.
+    copier.copies = max(
+        1, round(copier.copies * middle(partial(run, ways["shm"])) / middle(partial(run, copier.start)))
+    )
+    product = middle(lambda: [left @ left for _ in range(4)]) / 4
+    products = {way: max(1, round(middle(partial(run, start)) / product)) for way, start in ways.items()}
     found: dict[str, dict[str, list[list[float]]]] = {}
     for place in PLACES:
-        if place == "a core each":
-            bind()
-        else:
+        if place == SPARE:
             os.sched_setaffinity(0, {shared})
-        copier.copies = 1
-        copier.copies = max(1, round(middle(partial(run, ways["shm"])) / middle(partial(run, copier.start))))
-        found[place] = {way: measure_way(start, rounds) for way, start in {COPY: copier.start, **ways}.items()}
+        found[place] = {way: measure_way(start, products[way], rounds) for way, start in ways.items()}
         if mcr_dl.get_rank() == 0:
             print(f"  {place}", flush=True)
     if mcr_dl.get_rank() == 0:
