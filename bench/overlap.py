@@ -39,8 +39,8 @@ def markdown(found: dict[str, dict[str, list[list[float]]]], nbytes: int, rounds
         ),
         *paragraph(
             f"An asynchronous all_reduce of {nbytes >> 20} MiB on two ranks of one host, then matrix products that "
-            "take as long if each rank has a core for them, then `wait()`. Milliseconds are from the first rank's begin "
-            f"to the last one's end, medians over {rounds} rounds. *Hidden*: (communication + products - both) / "
+            "take as long if each rank has a core for them, then `wait()`. Milliseconds are from the first rank's "
+            f"begin to the last one's end, medians over {rounds} rounds. *Hidden*: (communication + products - both) / "
             "communication. A thread that copies tensors behind the same products, for as long as `shm`'s all_reduce "
             "takes, shows how much a host can hide: like communication through memory, it needs a core and memory "
             "bandwidth. *Of the copy* is a backend's hidden part over that of the copy; the aim of `shm` is "
