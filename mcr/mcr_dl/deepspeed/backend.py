@@ -9,6 +9,7 @@ name. DeepSpeed's switches (``backward_comm_off`` and others) turn off what they
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from importlib import import_module
@@ -45,8 +46,11 @@ class CoalescedWork:
         self.works = works
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait for all works."""
-        return all(work.wait(timeout) for work in self.works)
+        """Wait for all works; ``timeout`` is that of all together."""
+        if timeout is None:
+            return all(work.wait() for work in self.works)
+        end = time.monotonic() + timeout.total_seconds()
+        return all(work.wait(timedelta(seconds=max(end - time.monotonic(), 0.001))) for work in self.works)
 
     def is_completed(self) -> bool:
         """Whether all works are complete."""
