@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 CLONE_NEWPID = 0x20000000
-NOBODY = 65534
+OTHER_USER = 65534
 
 
 def enter_namespace() -> None:
@@ -24,11 +24,11 @@ def enter_namespace() -> None:
     assert os.getpid() == 1
 
 
-def become_nobody() -> None:
+def become_other_user() -> None:
     """Start again as a user who may read all files, such as those of this checkout, but not root's memory."""
-    if os.getuid() == NOBODY:
+    if os.getuid() == OTHER_USER:
         return
-    user = [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    user = [f"--reuid={OTHER_USER}", f"--regid={OTHER_USER}", "--clear-groups"]
     rights = [
         f"--{kind}={'-all,' if kind == 'inh-caps' else ''}+dac_read_search" for kind in ("inh-caps", "ambient-caps")
     ]
@@ -37,7 +37,7 @@ def become_nobody() -> None:
 
 if __name__ == "__main__":
     if os.environ["RANK"] == "1":
-        {"user": become_nobody, "processes": enter_namespace}[sys.argv[1]]()
+        {"user": become_other_user, "processes": enter_namespace}[sys.argv[1]]()
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     import mcr_dl
     from ranks import shm
