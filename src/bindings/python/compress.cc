@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "bindings/python/compress.h"
-
 #include <ATen/ops/empty.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
@@ -20,6 +18,7 @@
 #include "bindings/python/gil.h"
 #include "bindings/python/names.h"
 #include "bindings/python/objects.h"
+#include "bindings/python/parts.h"
 #include "bindings/python/tensors.h"
 #include "bindings/python/unlocked.h"
 #include "passes/compress/compress.h"

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "bindings/python/costs.h"
-
 #include <pybind11/stl.h>
 
 #include <algorithm>
@@ -17,6 +15,7 @@
 #include "algorithms/emulate.h"
 #include "algorithms/stripe.h"
 #include "bindings/python/names.h"
+#include "bindings/python/parts.h"
 #include "bindings/python/unlocked.h"
 #include "choose/simulate.h"
 #include "codecs/codec.h"
@@ -140,7 +139,7 @@ std::vector<TaskRow> rows_of(const Schedule& schedule, int ranks) {
   return rows;
 }
 
-void add_schedule(py::module_& module) {
+void add_schedules(py::module_& module) {
   const auto nothing = [](Schedule&) {};
   py::class_<Schedule, std::shared_ptr<Schedule>>(module, "Schedule")
       .def(py::init(&Schedule::make))
@@ -317,7 +316,7 @@ void add_costs(py::module_& module) {
              py::arg("rounds") = 1, py::call_guard<py::gil_scoped_release>(),
              "Nanoseconds of runs of a copy, combine, encode or decode on this machine.");
   add_topology(module);
-  add_schedule(module);
+  add_schedules(module);
   add_model(module);
   using Parts = std::vector<std::pair<std::string, uint32_t>>;
   py::class_<Job>(module, "Job")

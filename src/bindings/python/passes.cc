@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "bindings/python/passes.h"
-
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 
@@ -14,6 +12,7 @@
 
 #include "bindings/python/errors.h"
 #include "bindings/python/gil.h"
+#include "bindings/python/parts.h"
 #include "bindings/python/passed_call.h"
 #include "bindings/python/unlocked.h"
 #include "passes/fuse/fuse.h"

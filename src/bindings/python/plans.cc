@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "bindings/python/plans.h"
-
 #include <pybind11/stl.h>
 
 #include <memory>
@@ -10,6 +8,7 @@
 #include <vector>
 
 #include "bindings/python/names.h"
+#include "bindings/python/parts.h"
 #include "choose/plan_search.h"
 
 namespace py = pybind11;

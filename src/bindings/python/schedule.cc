@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "bindings/python/schedule.h"
-
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 
@@ -13,6 +11,7 @@
 
 #include "bindings/python/errors.h"
 #include "bindings/python/gil.h"
+#include "bindings/python/parts.h"
 #include "bindings/python/passed_call.h"
 #include "bindings/python/unlocked.h"
 #include "passes/schedule/scheduler.h"

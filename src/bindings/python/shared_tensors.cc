@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "bindings/python/shared_tensors.h"
-
 #include <ATen/ops/from_blob.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "base/shared_heap.h"
+#include "bindings/python/parts.h"
 #include "bindings/python/unlocked.h"
 
 namespace py = pybind11;

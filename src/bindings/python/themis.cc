@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "bindings/python/themis.h"
-
 #include <pybind11/stl.h>
 
 #include <map>
@@ -12,6 +10,7 @@
 #include <vector>
 
 #include "bindings/python/names.h"
+#include "bindings/python/parts.h"
 #include "engine/themis.h"
 #include "group/group.h"
 

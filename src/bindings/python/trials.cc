@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "bindings/python/trials.h"
-
 #include <pybind11/stl.h>
 
 #include <chrono>
@@ -9,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/python/parts.h"
 #include "bindings/python/unlocked.h"
 #include "choose/trials.h"
 #include "group/group.h"

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "bindings/python/tuning.h"
-
 #include <pybind11/stl.h>
 
 #include <string>
@@ -11,6 +9,7 @@
 #include "base/candidate.h"
 #include "bindings/python/names.h"
 #include "bindings/python/objects.h"
+#include "bindings/python/parts.h"
 #include "group/group.h"
 
 namespace py = pybind11;

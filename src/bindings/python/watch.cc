@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "bindings/python/watch.h"
-
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 #include <unistd.h>
@@ -22,6 +20,7 @@
 #include "bindings/python/arguments.h"
 #include "bindings/python/errors.h"
 #include "bindings/python/none.h"
+#include "bindings/python/parts.h"
 #include "bindings/python/unlocked.h"
 #include "bindings/python/work.h"
 #include "engine/wait.h"
