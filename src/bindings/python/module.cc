@@ -145,9 +145,10 @@ void destroy(std::unique_ptr<Communicator> communicator) {
   communicator.reset();
 }
 
-void add_group(py::module_& module) {
+GroupClass add_group(py::module_& module) {
   Group::destroy_with(destroy);
-  py::class_<Group, std::shared_ptr<Group>>(module, "Group", "A set of ranks and its communicators, one per backend.")
+  GroupClass group(module, "Group", "A set of ranks and its communicators, one per backend.");
+  group
       .def(py::init(&make_group), py::arg("name"), py::arg("ranks"), py::arg("rank"), py::arg("timeout"),
            py::arg("device") = 0)
       .def("_connect", connect, py::arg("backend"), py::arg("path"), py::arg("existing"), py::arg("store") = py::none())
@@ -184,6 +185,7 @@ void add_group(py::module_& module) {
       .def("_derive", [](Group& group) { group.position().derive(); })
       .def_property_readonly("_closed", &Group::closed)
       .def("__repr__", [](const Group& group) { return "<mcr_dl group: " + *group.label() + ">"; });
+  return group;
 }
 
 py::list op_table() {
@@ -327,13 +329,13 @@ PYBIND11_MODULE(_C, module) {
   try {
     add_devices();
     add_work(module.ptr());
-    add_group(module);
+    auto group = add_group(module);
     add_tables(module);
     add_costs(module);
-    add_themis(module);
+    add_themis(module, group);
     add_plans(module);
-    add_tuning(module);
-    add_trials(module);
+    add_tuning(module, group);
+    add_trials(module, group);
     add_shared_tensors(module);
     add_passes(module);
     add_schedule(module);

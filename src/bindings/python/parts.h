@@ -4,23 +4,31 @@
 
 #include <pybind11/pybind11.h>
 
+#include <memory>
+
+namespace mcr {
+class Group;
+}
+
 namespace mcr::python {
+
+using GroupClass = pybind11::class_<Group, std::shared_ptr<Group>>;
 
 /// Adds topologies, cost models, and schedules to simulate with them.
 void add_costs(pybind11::module_& module);
 
-/// Adds the plans of collectives on networks of several dimensions. Call after the class Group is added.
+/// Adds the plans of collectives on networks of several dimensions.
 void add_themis(pybind11::module_& module);
 
 /// Adds the planner of a step's calls.
 void add_plans(pybind11::module_& module);
 
 /// Adds what the Python part of tuning needs: setting a group's cost curves and rules, querying its choices, comparing
-/// curves. Call after the class Group is added.
+/// curves.
 void add_tuning(pybind11::module_& module);
 
 /// Adds the trials of candidates (choose/trials.h): turning them on, their reports, which a thread in Python makes the
-/// ranks agree on, and their results. Call after the class Group is added.
+/// ranks agree on, and their results.
 void add_trials(pybind11::module_& module);
 
 /// Adds the memory of tensors that other processes can map (base/shared_heap.h).

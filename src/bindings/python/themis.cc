@@ -107,8 +107,7 @@ void add_themis(py::module_& module) {
   module.def(
       "themis_chunk_counts", [] { return Numbers(themis::kChunkCounts.begin(), themis::kChunkCounts.end()); },
       "The numbers of chunks that are worth a try.");
-  py::type group = module.attr("Group");
-  py::setattr(group, "_connect_themis", py::cpp_function(connect, py::is_method(group)));
+  group.def("_connect_themis", connect);
 }
 
 }  // namespace mcr::python

@@ -61,11 +61,8 @@ void add_trials(py::module_& module) {
   module.def("next_trials", next_trials, py::arg("seconds"),
              "The next report, in the order of the calls; None after so many seconds, or after wake_trials().");
   module.def("wake_trials", &Trials::wake);
-  py::type group = module.attr("Group");
-  py::setattr(
-      group, "_try_candidates",
-      py::cpp_function([](Group& self) { self.selector().try_candidates(self.spec().name); }, py::is_method(group)));
-  py::setattr(group, "_trial_results", py::cpp_function(results, py::is_method(group)));
+  group.def("_try_candidates", [](Group& self) { self.selector().try_candidates(self.spec().name); })
+      .def("_trial_results", results);
 }
 
 }  // namespace mcr::python

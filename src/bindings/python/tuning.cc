@@ -144,22 +144,17 @@ std::vector<std::pair<int64_t, std::size_t>> ranges(const std::vector<Points>& g
 }  // namespace
 
 void add_tuning(py::module_& module) {
-  py::type group = module.attr("Group");
-  py::setattr(group, "_cost_model",
-              py::cpp_function(
-                  [](Group& self, const std::string& device) { return self.selector().cost_model(device_of(device)); },
-                  py::is_method(group), py::arg("device") = "cpu"));
-  py::setattr(group, "_tune",
-              py::cpp_function(tune, py::is_method(group), py::arg("costs"), py::arg("exact"), py::arg("rules"),
-                               py::arg("tried")));
-  py::setattr(group, "_explain",
-              py::cpp_function(explain, py::is_method(group), py::arg("operation"), py::arg("nbytes"), py::arg("dtype"),
-                               py::arg("red"), py::arg("device"), py::arg("async_op") = false));
-  py::setattr(group, "_refine",
-              py::cpp_function([](Group& self, int64_t period) { self.selector().refine(period); },
-                               py::is_method(group), py::arg("period")));
-  py::setattr(group, "_refinement", py::cpp_function(refinement, py::is_method(group)));
-  py::setattr(group, "_adopt", py::cpp_function(adopt, py::is_method(group), py::arg("costs")));
+  group
+      .def(
+          "_cost_model",
+          [](Group& self, const std::string& device) { return self.selector().cost_model(device_of(device)); },
+          py::arg("device") = "cpu")
+      .def("_tune", tune, py::arg("costs"), py::arg("exact"), py::arg("rules"), py::arg("tried"))
+      .def("_explain", explain, py::arg("operation"), py::arg("nbytes"), py::arg("dtype"), py::arg("red"),
+           py::arg("device"), py::arg("async_op") = false)
+      .def("_refine", [](Group& self, int64_t period) { self.selector().refine(period); }, py::arg("period"))
+      .def("_refinement", refinement)
+      .def("_adopt", adopt, py::arg("costs"));
   module.def(
       "operations",
       [] {
