@@ -14,7 +14,6 @@
 
 #include "base/candidate.h"
 #include "bindings/python/arguments.h"
-#include "bindings/python/errors.h"
 #include "bindings/python/gil.h"
 #include "bindings/python/names.h"
 #include "bindings/python/objects.h"
@@ -198,14 +197,7 @@ void register_codec(const std::string& name, std::vector<std::string> options, c
 }
 
 // Takes any object, so that a wrong type gives an error of the core, not of pybind11.
-const Coding& coding_of(const py::handle& text) {
-  try {
-    return coding(text.ptr());
-  } catch (...) {
-    set_error();
-    throw py::error_already_set();
-  }
-}
+const Coding& coding_of(const py::handle& text) { return coding(text.ptr()); }
 
 DType dtype_of(const at::Tensor& tensor) { return *python::dtype_of(tensor.scalar_type()); }  // codec_of() has checked
 
@@ -309,14 +301,7 @@ void add_compress(py::module_& module) {
       .def_property_readonly("automatic", &Compress::automatic)
       .def("_standing", standing, py::arg("op"), py::arg("dtype"), py::arg("candidate"), py::arg("nbytes"))
       .def("_reset_feedback", [](Compress& pass) { unlocked([&] { pass.reset_feedback(); }); });
-  module.def("register_codec", [](const std::string& name, std::vector<std::string> options, const py::function& make) {
-    try {
-      register_codec(name, std::move(options), make);
-    } catch (const Error&) {
-      set_error();
-      throw py::error_already_set();
-    }
-  });
+  module.def("register_codec", register_codec);
   module.def("codecs", [] { return unlocked([] { return Codecs::instance().names(); }); });
   module.def("codec", explain, py::arg("text"));
   module.def("encode", encode, py::arg("tensor"), py::arg("codec"));

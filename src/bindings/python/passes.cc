@@ -61,62 +61,37 @@ class PythonPass : public Pass {
   const std::weak_ptr<Group> group_;  // weak: the group owns its passes
 };
 
-// A wrong use of a call raises in the pass that makes the mistake.
-template <class Result, class... Arguments>
-auto checked(Result (PassedCall::*method)(Arguments...)) {
-  return [method](PassedCall& call, Arguments... arguments) -> Result {
-    try {
-      return (call.*method)(std::forward<Arguments>(arguments)...);
-    } catch (const Error&) {
-      set_error();
-      throw py::error_already_set();
-    }
-  };
-}
-
-template <class Result>
-auto checked(Result (PassedCall::*method)() const) {
-  return [method](const PassedCall& call) -> Result {
-    try {
-      return (call.*method)();
-    } catch (const Error&) {
-      set_error();
-      throw py::error_already_set();
-    }
-  };
-}
-
 void add_call(py::module_& module) {
   py::class_<PassedCall, std::shared_ptr<PassedCall>>(module, "PassedCall", "A call as a pass sees it.")
       .def_property_readonly(
-          "op", checked(&PassedCall::op),
+          "op", &PassedCall::op,
           "The operation's name without its form: all_gather for all_gather_into_tensor and all_gatherv, too.")
-      .def_property_readonly("group", checked(&PassedCall::group), "The group, as torch's process group.")
-      .def_property_readonly("backend", checked(&PassedCall::backend), "The candidate that the caller named, or None.")
-      .def_property_readonly("dtype", checked(&PassedCall::dtype), "The element type.")
-      .def_property_readonly("reduction", checked(&PassedCall::reduction),
+      .def_property_readonly("group", &PassedCall::group, "The group, as torch's process group.")
+      .def_property_readonly("backend", &PassedCall::backend, "The candidate that the caller named, or None.")
+      .def_property_readonly("dtype", &PassedCall::dtype, "The element type.")
+      .def_property_readonly("reduction", &PassedCall::reduction,
                              "The reduction's name, such as SUM; None if it has none.")
-      .def_property_readonly("root", checked(&PassedCall::root), "Root or peer as a rank of the group, or None.")
-      .def_property_readonly("tag", checked(&PassedCall::tag), "The tag of a message; 0 for collectives.")
-      .def_property_readonly("async_op", checked(&PassedCall::asynchronous), "Whether the caller gets a Work.")
-      .def_property_readonly("vectored", checked(&PassedCall::vectored), "Whether it has counts per rank.")
-      .def_property_readonly("input", checked(&PassedCall::input),
+      .def_property_readonly("root", &PassedCall::root, "Root or peer as a rank of the group, or None.")
+      .def_property_readonly("tag", &PassedCall::tag, "The tag of a message; 0 for collectives.")
+      .def_property_readonly("async_op", &PassedCall::asynchronous, "Whether the caller gets a Work.")
+      .def_property_readonly("vectored", &PassedCall::vectored, "Whether it has counts per rank.")
+      .def_property_readonly("input", &PassedCall::input,
                              "The data to send, in one dimension, on the call's memory; None if there is none, or if "
                              "the output is sent (all_reduce, reduce, broadcast, send).")
-      .def_property_readonly("output", checked(&PassedCall::output),
+      .def_property_readonly("output", &PassedCall::output,
                              "The memory of the result, in one dimension; None if there is none.")
-      .def_property_readonly("input_counts", checked(&PassedCall::input_counts), "Elements per rank; empty if even.")
-      .def_property_readonly("output_counts", checked(&PassedCall::output_counts), "Elements per rank; empty if even.")
-      .def_property_readonly("nbytes", checked(&PassedCall::bytes), "Bytes of the larger side on this rank.")
-      .def("proceed", checked(&PassedCall::proceed), py::arg("input") = py::none(), py::arg("output") = py::none(),
+      .def_property_readonly("input_counts", &PassedCall::input_counts, "Elements per rank; empty if even.")
+      .def_property_readonly("output_counts", &PassedCall::output_counts, "Elements per rank; empty if even.")
+      .def_property_readonly("nbytes", &PassedCall::bytes, "Bytes of the larger side on this rank.")
+      .def("proceed", &PassedCall::proceed, py::arg("input") = py::none(), py::arg("output") = py::none(),
            py::arg("backend") = py::none(),
            "Hands the call on, if need be with other tensors of as many elements or another backend. Returns the Work "
            "of an asynchronous call, the sender's group rank of a blocking receive, else None.")
-      .def("done", checked(&PassedCall::done),
+      .def("done", &PassedCall::done,
            "Answers the call: it is complete with what is in its output. Returns the Work of an asynchronous call.")
-      .def("hold", checked(&PassedCall::hold),
+      .def("hold", &PassedCall::hold,
            "Keeps an asynchronous call back: returns its Work, which completes after a later proceed().")
-      .def("after", checked(&PassedCall::after), py::arg("step"),
+      .def("after", &PassedCall::after, py::arg("step"),
            "Runs a function of no arguments when the result is there, before the call is seen to be complete.");
 }
 
