@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "bindings/python/arguments.h"
-#include "bindings/python/errors.h"
+#include "bindings/python/functions.h"
 #include "bindings/python/gil.h"
 #include "bindings/python/handles.h"
 #include "bindings/python/unlocked.h"
@@ -23,18 +23,6 @@
 namespace py = pybind11;
 
 namespace mcr::python {
-
-namespace {
-
-// Shared, so that copying a std::function that holds it needs no GIL; releasing it takes the GIL.
-std::shared_ptr<py::function> shared(py::function function) {
-  return {new py::function(std::move(function)), [](py::function* owned) {
-            const std::unique_ptr<py::function> owner(owned);
-            let_go(owned->release().ptr());
-          }};
-}
-
-}  // namespace
 
 std::string where(const std::string& pass, const Passage& passage) {
   return "pass '" + pass + "' in " + described(passage);
@@ -327,8 +315,7 @@ void PassedCall::after(py::function step) {
     try {
       (*step)();
     } catch (py::error_already_set& error) {
-      error.restore();
-      throw take_error(where);
+      throw taken(error, where);
     }
   });
 }

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/python/errors.h"
+#include "bindings/python/functions.h"
 #include "bindings/python/gil.h"
 #include "bindings/python/parts.h"
 #include "bindings/python/passed_call.h"
@@ -47,8 +47,7 @@ class PythonPass : public Pass {
       return outcome;
     } catch (py::error_already_set& error) {
       call->close();
-      error.restore();
-      throw take_error(where(name_, passage));
+      throw taken(error, where(name_, passage));
     } catch (const Error& error) {
       call->close();
       throw refusal(passage, error);

@@ -2,6 +2,7 @@
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 
+#include <array>
 #include <map>
 #include <memory>
 #include <string>
@@ -9,10 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/python/errors.h"
+#include "bindings/python/functions.h"
 #include "bindings/python/gil.h"
 #include "bindings/python/parts.h"
-#include "bindings/python/passed_call.h"
 #include "bindings/python/unlocked.h"
 #include "passes/schedule/scheduler.h"
 
@@ -24,32 +24,16 @@ namespace {
 
 constexpr std::array<const char*, 3> kEvents = {"found", "iteration", "left"};
 
-// Holds the Python function, which any thread may release.
-class Handler {
- public:
-  explicit Handler(py::object function) : function_(std::move(function)) {}
-  Handler(const Handler&) = delete;
-  Handler& operator=(const Handler&) = delete;
-  ~Handler() { let_go(function_.release().ptr()); }
-
-  void operator()(PlanControl::Event event, int64_t value) const {
+std::shared_ptr<PlanControl> make_control(py::object function) {
+  auto tell = [handler = shared(std::move(function))](PlanControl::Event event, int64_t value) {
     const Locked locked;
     try {
-      function_(kEvents.at(static_cast<std::size_t>(event)), value);
+      (*handler)(kEvents.at(static_cast<std::size_t>(event)), value);
     } catch (py::error_already_set& error) {
-      error.restore();
-      throw take_error("the plan of the program's iterations");
+      throw taken(error, "the plan of the program's iterations");
     }
-  }
-
- private:
-  py::object function_;
-};
-
-std::shared_ptr<PlanControl> make_control(py::object function) {
-  const auto handler = std::make_shared<Handler>(std::move(function));
-  return std::make_shared<PlanControl>(
-      [handler](PlanControl::Event event, int64_t value) { (*handler)(event, value); });
+  };
+  return std::make_shared<PlanControl>(std::move(tell));
 }
 
 using FormRow = std::tuple<uint64_t, uint32_t, std::string, std::vector<std::string>, std::vector<uint32_t>>;
