@@ -65,7 +65,8 @@ class Binder {
       find_backend();
       find_root();
       for (const auto& [index, always] : signature_.rest) {
-        if (always || slots_[index] != nullptr) take(signature_.params[index], slots_[index]);
+        PyObject* const value = slots_[index] == Py_None ? nullptr : slots_[index];
+        if (always || value != nullptr) take(signature_.params[index], value);
       }
       finish();
     } catch (const Error& error) {
@@ -138,63 +139,62 @@ class Binder {
     is_root_ = call_.root == group_->rank();
   }
 
-  void take(const Param& param, PyObject* value) {
-    const bool given = value != nullptr && value != Py_None;
+  void take(const Param& param, PyObject* value) {  // null: not given, or None
     const char* name = param.text;
     switch (param.kind) {
       case Kind::Tensor:
         call_.out = tensor(value, name, Use::InPlace);
         break;
       case Kind::Input:
-        if (given || !optional_input()) call_.in = tensor(value, name, Use::Send);
+        if (value != nullptr || !optional_input()) call_.in = tensor(value, name, Use::Send);
         break;
       case Kind::Output:
-        if (given || !optional_output()) call_.out = tensor(value, name, Use::Receive);
+        if (value != nullptr || !optional_output()) call_.out = tensor(value, name, Use::Receive);
         break;
       case Kind::Inputs:
-        take_list(given ? value : nullptr, name, Use::Send);
+        take_list(value, name, Use::Send);
         break;
       case Kind::Outputs:
-        take_list(given ? value : nullptr, name, Use::Receive);
+        take_list(value, name, Use::Receive);
         break;
       case Kind::Reduction:
-        if (given) take_reduction(value);
+        take_reduction(value);
         break;
       case Kind::Tag:
-        call_.tag = given ? tag(value, name) : 0;
+        call_.tag = tag(value, name);
         break;
       case Kind::InCounts:
-        vectored(call_.in_counts, given ? value : nullptr, name);
+        vectored(call_.in_counts, value, name);
         break;
       case Kind::OutCounts:
-        vectored(call_.out_counts, given ? value : nullptr, name);
+        vectored(call_.out_counts, value, name);
         break;
       case Kind::InDispls:
-        vectored(call_.in_displs, given ? value : nullptr, name);
+        vectored(call_.in_displs, value, name);
         break;
       case Kind::OutDispls:
-        vectored(call_.out_displs, given ? value : nullptr, name);
+        vectored(call_.out_displs, value, name);
         break;
       case Kind::InSplits:
-        in_splits_ = given ? value : nullptr;
+        in_splits_ = value;
         break;
       case Kind::OutSplits:
-        out_splits_ = given ? value : nullptr;
+        out_splits_ = value;
         break;
       case Kind::Timeout:
-        if (given) call_.timeout = milliseconds(value, name);
+        call_.timeout = milliseconds(value, name);
         break;
       case Kind::SizeHint:
-        if (given) call_.size_hint = integer(value, name);
+        call_.size_hint = integer(value, name);
         break;
       case Kind::Codec:
-        if (given) take_codec(value);
+        take_codec(value);
         break;
       case Kind::Priority:
-        if (given) call_.priority = priority(value, name);
+        call_.priority = priority(value, name);
         break;
       case Kind::Key:
-        if (given) call_.key = &Registry::instance().keep_name(std::string(string(value, name, "a string")));
+        call_.key = &Registry::instance().keep_name(std::string(string(value, name, "a string")));
         break;
       case Kind::Group:
       case Kind::Backend:
