@@ -25,15 +25,18 @@ using Rules = std::vector<std::tuple<std::string, int64_t, int64_t, std::string>
 
 // The names of operations in tables: an op's name, with a "v" for the form with counts per rank. A receive is part of
 // its send.
-std::vector<std::pair<std::string, std::pair<Op, bool>>> operations() {
-  std::vector<std::pair<std::string, std::pair<Op, bool>>> result;
-  for (std::size_t i = 0; i < kOps.size(); ++i) {
-    const auto op = static_cast<Op>(i);
-    if (op == Op::recv) continue;
-    result.push_back({operation_name(op, false), {op, false}});
-    if (kOps[i].is(kVectored)) result.push_back({operation_name(op, true), {op, true}});
-  }
-  return result;
+const auto& operations() {
+  static const auto known = [] {
+    std::vector<std::pair<std::string, std::pair<Op, bool>>> result;
+    for (std::size_t i = 0; i < kOps.size(); ++i) {
+      const auto op = static_cast<Op>(i);
+      if (op == Op::recv) continue;
+      result.push_back({operation_name(op, false), {op, false}});
+      if (kOps[i].is(kVectored)) result.push_back({operation_name(op, true), {op, true}});
+    }
+    return result;
+  }();
+  return known;
 }
 
 std::pair<Op, bool> operation_of(const std::string& name) {
@@ -122,11 +125,7 @@ std::vector<std::tuple<std::string, int64_t, std::string, std::string>> adopt(Gr
   }
   std::vector<std::tuple<std::string, int64_t, std::string, std::string>> result;
   for (const auto& change : group.selector().adopt(costs)) {
-    for (const auto& [name, operation] : operations()) {
-      if (operation == std::pair(change.op, change.vectored)) {
-        result.emplace_back(name, change.bytes, change.from, change.to);
-      }
-    }
+    result.emplace_back(operation_name(change.op, change.vectored), change.bytes, change.from, change.to);
   }
   return result;
 }
