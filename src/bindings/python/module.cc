@@ -127,7 +127,7 @@ std::vector<std::string> candidates_of(Group& group) {
 std::string support(Group& group, const std::string& backend, const std::string& op, const std::string& dtype,
                     const std::string& red, bool vectored, const std::string& device) {
   Call call;
-  call.device.type = device == name(DeviceType::CPU) ? DeviceType::CPU : DeviceType::CUDA;
+  call.device.type = device_type(device);
   call.op = named<Op>(kOps, op);
   call.dtype = named<DType>(kDTypes, dtype);
   call.red = named<RedOp>(kReductions, red);

@@ -2,12 +2,14 @@
 // Python's names for the enumerators of the core's tables.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <string>
 #include <string_view>
 #include <type_traits>
 
 #include "base/error.h"
+#include "base/types.h"
 
 namespace mcr::python {
 
@@ -26,6 +28,12 @@ Enum named(const Table& table, std::string_view name) {
     known += (known.empty() ? "" : ", ") + std::string(entry);
   }
   throw Error(ErrorCode::InvalidArgument, "expected one of " + known + ", got '" + std::string(name) + "'");
+}
+
+/// The type of devices that has the name. Throws InvalidArgument for an unknown name.
+inline DeviceType device_type(std::string_view text) {
+  static constexpr std::array kKnown = {name(DeviceType::CPU), name(DeviceType::CUDA)};
+  return named<DeviceType>(kKnown, text);
 }
 
 }  // namespace mcr::python

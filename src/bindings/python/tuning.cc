@@ -52,14 +52,12 @@ CostCurve curve_of(const Points& points) {
   return CostCurve(std::move(made));
 }
 
-DeviceType device_of(const std::string& text) { return text == "cuda" ? DeviceType::CUDA : DeviceType::CPU; }
-
 void tune(Group& group, const Costs& costs, bool exact, const Rules& rules, const TriedRows& tried) {
   Tuning tuning;
   tuning.exact = exact;
   for (const auto& [operation, asynchronous, device, types, candidate, points] : costs) {
     const auto [op, vectored] = operation_of(operation);
-    const Tuning::Subject subject{op, vectored, asynchronous, device_of(device),
+    const Tuning::Subject subject{op, vectored, asynchronous, device_type(device),
                                   named<DTypeClass>(kDTypeClasses, types)};
     tuning.costs.push_back({subject, candidate, curve_of(points)});
   }
@@ -85,7 +83,7 @@ py::dict explain(Group& group, const std::string& operation, int64_t nbytes, con
   std::tie(call.op, call.vectored) = operation_of(operation);
   call.dtype = named<DType>(kDTypes, dtype);
   call.red = named<RedOp>(kReductions, red);
-  call.device.type = device_of(device);
+  call.device.type = device_type(device);
   call.asynchronous = asynchronous;
   call.size_hint = nbytes;
   const Group::Inside inside(group);
@@ -146,7 +144,7 @@ void add_tuning(py::module_& module) {
   group
       .def(
           "_cost_model",
-          [](Group& self, const std::string& device) { return self.selector().cost_model(device_of(device)); },
+          [](Group& self, const std::string& device) { return self.selector().cost_model(device_type(device)); },
           py::arg("device") = "cpu")
       .def("_tune", tune, py::arg("costs"), py::arg("exact"), py::arg("rules"), py::arg("tried"))
       .def("_explain", explain, py::arg("operation"), py::arg("nbytes"), py::arg("dtype"), py::arg("red"),
