@@ -10,7 +10,6 @@ namespace mcr {
 
 namespace {
 
-constexpr std::array<std::string_view, 6> kKinds = {"issue", "copy", "combine", "encode", "decode", "wait"};
 constexpr int64_t kMib = int64_t{1} << 20;
 
 [[noreturn]] void refuse(const std::string& text) { throw Error(ErrorCode::InvalidArgument, "cost model: " + text); }
@@ -86,7 +85,7 @@ int64_t Cost::at(int64_t bytes) const {
 }
 
 std::string CostModel::Subject::text() const {
-  std::string text(kKinds[static_cast<std::size_t>(kind)]);
+  std::string text(kTaskKinds[static_cast<std::size_t>(kind)]);
   if (kind == Task::Kind::Issue) text += " of " + operation_name(op, vectored);
   if (types != DTypeClass::Any) text += ", " + std::string(kDTypeClasses[static_cast<std::size_t>(types)]);
   return name.empty() ? text : text + " on " + name;

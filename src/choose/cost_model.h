@@ -34,6 +34,7 @@ struct Resource {
 };
 
 inline constexpr std::array<std::string_view, 3> kScopes = {"rank", "host", "all"};
+inline constexpr std::array<std::string_view, 6> kTaskKinds = {"issue", "copy", "combine", "encode", "decode", "wait"};
 
 /// A task's share of a resource while it works. 0: the task only takes a slot.
 struct Demand {

@@ -2,12 +2,11 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstring>
 #include <optional>
+#include <span>
 #include <string>
-#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -30,7 +29,7 @@ namespace {
 
 using Ids = Schedule::Ids;
 
-constexpr std::array<std::string_view, 5> kCosted = {"issue", "copy", "combine", "encode", "decode"};
+constexpr auto kCosted = std::span(kTaskKinds).first<5>();  // all but a wait, which costs nothing
 
 // ---- topologies
 
@@ -133,7 +132,7 @@ std::vector<TaskRow> rows_of(const Schedule& schedule, int ranks) {
   for (const auto& task : schedule.tasks()) {
     const bool issue = task.kind == Task::Kind::Issue;
     const auto after = schedule.after(task);
-    rows.emplace_back(kCosted.at(static_cast<std::size_t>(task.kind)), issue ? row(task.call.op).name : "",
+    rows.emplace_back(kTaskKinds[static_cast<std::size_t>(task.kind)], issue ? row(task.call.op).name : "",
                       CostModel::bytes(task, ranks), task.part, Ids(after.begin(), after.end()));
   }
   return rows;
@@ -247,9 +246,7 @@ void add_model(py::module_& module) {
           py::arg("models"));
 }
 
-py::dict simulated(const CostModel& model, const std::vector<const Job*>& given, World world,
-                   const std::string& order) {
-  world.order = named<QueueOrder>(kQueueOrders, order);
+py::dict simulated(const CostModel& model, const std::vector<const Job*>& given, const World& world) {
   std::vector<Job> jobs;
   for (const auto* job : given) jobs.push_back(*job);
   const auto found = simulate(jobs, model, world);
@@ -335,8 +332,8 @@ void add_costs(py::module_& module) {
       "simulate",
       [](const CostModel& model, const std::vector<const Job*>& jobs, std::vector<std::vector<int>> groups,
          bool together, std::vector<int> hosts, const std::string& order, bool in_order) {
-        return simulated(model, jobs, {std::move(groups), together, std::move(hosts), QueueOrder::Arrival, in_order},
-                         order);
+        const auto queue = named<QueueOrder>(kQueueOrders, order);
+        return simulated(model, jobs, {std::move(groups), together, std::move(hosts), queue, in_order});
       },
       py::arg("model"), py::arg("jobs"), py::arg("groups"), py::arg("together") = false,
       py::arg("hosts") = std::vector<int>(), py::arg("order") = "arrival", py::arg("in_order") = true,
