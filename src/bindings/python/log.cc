@@ -22,7 +22,7 @@ namespace mcr::python {
 
 namespace {
 
-py::object time_or_none(int64_t time) { return time == 0 ? py::object(py::none()) : py::int_(time); }
+py::object time_or_none(int64_t time) { return or_none(time != 0, time); }
 
 // In the field order of mcr_dl.records.log.Record; `groups` maps to indexes in log_groups().
 py::tuple tuple_of(const Reading& reading, const std::map<const RecordedGroup*, int>& groups) {
@@ -31,12 +31,10 @@ py::tuple tuple_of(const Reading& reading, const std::map<const RecordedGroup*, 
   const bool pointed = op.is(kRooted) || op.is(kPeer);
   return py::make_tuple(
       record.number, record.seq, groups.at(record.group), op.name, record.vectored != 0, op.is(kPeer),
-      row(record.dtype).name, op.is(kReduces) ? py::object(py::str(std::string(name(record.red)))) : py::none(),
-      pointed ? py::object(py::int_(record.root)) : py::none(),
-      op.is(kPeer) ? py::object(py::int_(record.tag)) : py::none(), text_or_none(record.backend),
-      record.asynchronous != 0, record.in_count, record.out_count, py::tuple(py::cast(reading.in_splits)),
-      py::tuple(py::cast(reading.out_splits)), record.truncated != 0, record.bytes,
-      record.sent_bytes < 0 ? py::object(py::none()) : py::int_(record.sent_bytes), record.fused != 0,
+      row(record.dtype).name, or_none(op.is(kReduces), name(record.red)), or_none(pointed, record.root),
+      or_none(op.is(kPeer), record.tag), text_or_none(record.backend), record.asynchronous != 0, record.in_count,
+      record.out_count, py::tuple(py::cast(reading.in_splits)), py::tuple(py::cast(reading.out_splits)),
+      record.truncated != 0, record.bytes, or_none(record.sent_bytes >= 0, record.sent_bytes), record.fused != 0,
       text_or_none(record.codec), record.issue, time_or_none(record.start), time_or_none(record.end),
       time_or_none(record.wait_begin), time_or_none(record.wait_end), record.waited,
       kCallStates[static_cast<std::size_t>(record.state)], record.thread, text_or_none(record.caller), record.priority,

@@ -7,8 +7,16 @@
 
 namespace mcr::python {
 
+/// The value as a Python object; None if it is not there.
+template <class Value>
+pybind11::object or_none(bool there, const Value& value) {
+  if (!there) return pybind11::none();
+  return pybind11::cast(value);
+}
+
 inline pybind11::object text_or_none(const std::string* text) {
-  return text == nullptr ? pybind11::object(pybind11::none()) : pybind11::str(*text);
+  if (text == nullptr) return pybind11::none();
+  return pybind11::str(*text);
 }
 
 }  // namespace mcr::python

@@ -14,6 +14,7 @@
 #include "bindings/python/functions.h"
 #include "bindings/python/gil.h"
 #include "bindings/python/handles.h"
+#include "bindings/python/none.h"
 #include "bindings/python/unlocked.h"
 #include "bindings/python/work.h"
 #include "choose/select.h"
@@ -62,7 +63,7 @@ int64_t PassedCall::bytes() const { return larger_side_bytes(call()); }
 
 py::object PassedCall::backend() const {
   const Slot* slot = passage_ != nullptr ? passage_->slot : slot_ ? &*slot_ : nullptr;
-  return slot == nullptr ? py::object(py::none()) : py::object(py::str(slot->name));
+  return text_or_none(slot == nullptr ? nullptr : &slot->name);
 }
 
 py::object PassedCall::dtype() const {
@@ -70,13 +71,12 @@ py::object PassedCall::dtype() const {
 }
 
 py::object PassedCall::reduction() const {
-  if (!row(call().op).is(kReduces)) return py::none();
-  return py::str(std::string(name(call().red)));
+  return or_none(row(call().op).is(kReduces), name(call().red));
 }
 
 py::object PassedCall::root() const {
   const bool has = row(call().op).is(kRooted) || row(call().op).is(kPeer);
-  return has && call().root != kAnyRank ? py::object(py::int_(call().root)) : py::object(py::none());
+  return or_none(has && call().root != kAnyRank, call().root);
 }
 
 // Owns the memory of the call's tensors for a view of them: the program may drop its tensors before the pass drops the
@@ -223,7 +223,7 @@ py::object PassedCall::proceed(const py::object& input, const py::object& output
   replace(tensors, call.out, out);
   outcome_ = remembered([&] { return next_(*passage_); });
   if (passage_->asynchronous) return py::cast(outcome_.work);
-  return outcome_.source < 0 ? py::object(py::none()) : py::object(py::int_(outcome_.source));
+  return or_none(outcome_.source >= 0, outcome_.source);
 }
 
 py::object PassedCall::proceed_held() {

@@ -41,16 +41,16 @@ using std::chrono::steady_clock;
 
 double seconds(std::chrono::nanoseconds time) { return std::chrono::duration<double>(time).count(); }
 
-py::object bytes_or_none(int64_t bytes) { return bytes < 0 ? py::object(py::none()) : py::int_(bytes); }
+py::object bytes_or_none(int64_t bytes) { return or_none(bytes >= 0, bytes); }
 
 py::dict dict_of(const Entered& entered) {
   const auto& op = row(entered.op);
   py::dict call;
   call["seq"] = entered.seq;
   call["op"] = operation_name(entered.op, entered.vectored);
-  call["dtype"] = op.extent == Extent::None ? py::object(py::none()) : py::str(std::string(row(entered.dtype).name));
-  call["red"] = op.is(kReduces) ? py::object(py::str(std::string(name(entered.red)))) : py::none();
-  call["root"] = op.is(kRooted) ? py::object(py::int_(entered.root)) : py::none();
+  call["dtype"] = or_none(op.extent != Extent::None, row(entered.dtype).name);
+  call["red"] = or_none(op.is(kReduces), name(entered.red));
+  call["root"] = or_none(op.is(kRooted), entered.root);
   call["bytes"] = bytes_or_none(entered.bytes);
   call["layout"] = text_or_none(entered.layout);
   call["priority"] = entered.priority;
