@@ -14,6 +14,7 @@
 
 #include "base/candidate.h"
 #include "bindings/python/arguments.h"
+#include "bindings/python/errors.h"
 #include "bindings/python/gil.h"
 #include "bindings/python/names.h"
 #include "bindings/python/objects.h"
@@ -44,12 +45,6 @@ Error error_of(py::error_already_set& error) {
 // The error for a codec that failed on some rank.
 Error failed(const std::string& text) {
   return Error(ErrorCode::Backend, text).caused_by(std::make_shared<const Cause>());
-}
-
-// "ValueError: bad batch"
-std::string line_of(py::error_already_set& error) {
-  const auto text = error_of(error);
-  return py::str(error.type().attr("__name__")).cast<std::string>() + ": " + text.what();
 }
 
 template <class T>
@@ -121,7 +116,7 @@ class PythonCodec final : public Codec {
       }
       return kHeader + (fixed_ ? room : used);
     } catch (py::error_already_set& error) {
-      return encode_failure(line_of(error), count, dtype, out);
+      return encode_failure(exception_text(error.value().ptr()), count, dtype, out);
     }
   }
 
@@ -143,7 +138,7 @@ class PythonCodec final : public Codec {
       object_.attr("decode")(view(in + kHeader, bytes - kHeader),
                              py::memoryview::from_memory(out, count * size_of(dtype)), row(dtype).name);
     } catch (py::error_already_set& error) {
-      throw failed("codec " + name() + ": cannot decode: " + line_of(error));
+      throw failed("codec " + name() + ": cannot decode: " + exception_text(error.value().ptr()));
     }
   }
 

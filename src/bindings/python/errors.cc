@@ -110,14 +110,6 @@ void add_note(PyObject* exception, const std::string& text) {
   PyErr_Clear();
 }
 
-// "ValueError: bad batch"
-std::string described(PyObject* exception) {
-  const Owner words(PyObject_Str(exception));
-  const auto text = utf8_of(words.get(), "");
-  PyErr_Clear();
-  return Py_TYPE(exception)->tp_name + (text.empty() ? "" : ": " + text);
-}
-
 }  // namespace
 
 void set_explainer(PyObject* function) {
@@ -129,11 +121,18 @@ void set_exceptions(PyObject* classes) {
   for (auto& row : table) row.exception = Py_XNewRef(PyDict_GetItemString(classes, row.name));
 }
 
+std::string exception_text(PyObject* exception) {
+  const Owner words(PyObject_Str(exception));
+  const auto text = utf8_of(words.get(), "");
+  PyErr_Clear();
+  return Py_TYPE(exception)->tp_name + (text.empty() ? "" : ": " + text);
+}
+
 Error take_error(const std::string& where) {
   PyObject* exception = take_exception();
   const auto cause = std::make_shared<const Raised>(exception);
   add_note(exception, where);
-  return Error(ErrorCode::Backend, where + ": " + described(exception)).caused_by(cause);
+  return Error(ErrorCode::Backend, where + ": " + exception_text(exception)).caused_by(cause);
 }
 
 void report_unraisable(const char* where) noexcept {

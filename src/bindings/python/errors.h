@@ -20,6 +20,9 @@ void set_explainer(PyObject* function);
 /// Turns the C++ exception in flight into a Python exception. Call inside a catch block, holding the GIL.
 void set_error() noexcept;
 
+/// The class and text of a Python exception: "ValueError: bad batch". Needs the GIL; leaves no Python error set.
+std::string exception_text(PyObject* exception);
+
 /// Takes the Python exception that is set and returns it as an Error. set_error() raises that exception again, on any
 /// thread, with a note that says `where` it was raised. Needs the GIL.
 Error take_error(const std::string& where);
