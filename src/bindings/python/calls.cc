@@ -80,7 +80,7 @@ class Binder {
   PyObject* issue() {
     plan_.keeper = this;
     plan_.keep = [](void* keeper) -> std::shared_ptr<void> { return static_cast<Binder*>(keeper)->kept(); };
-    plan_.release = [](void* kept) { static_cast<KeptTensors*>(kept)->release(); };
+    plan_.release = KeptTensors::release_of;
     const auto guard = tensors_.stream_guard();
     tensors_.place_factor(call_);
     const bool in_block = coalescing != nullptr && coalescing_group == group_;

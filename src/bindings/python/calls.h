@@ -28,6 +28,13 @@ class KeptTensors {
   std::vector<at::Tensor> results() const;
   /// Releases all tensors.
   void release();
+  /// The result tensors of a Work; empty if it keeps none.
+  static std::vector<at::Tensor> results_of(const Work& work) {
+    const auto* kept = static_cast<const KeptTensors*>(work.plan().kept.get());
+    return kept == nullptr ? std::vector<at::Tensor>{} : kept->results();
+  }
+  /// For Plan::release.
+  static void release_of(void* kept) { static_cast<KeptTensors*>(kept)->release(); }
 
  private:
   mutable std::mutex mutex_;

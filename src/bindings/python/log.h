@@ -13,9 +13,12 @@ void add_log(pybind11::module_& module);
 
 void find_caller();
 
-/// Records the running Python function for this thread's next call, if records or errors are to name it. Needs the GIL.
+/// Whether records or errors are to name the function that makes a call.
+inline bool caller_wanted() { return Recorder::callers_wanted() || Position::detail(); }
+
+/// Records the running Python function for this thread's next call, if it is wanted. Needs the GIL.
 inline void note_caller() {
-  if (Recorder::callers_wanted() || Position::detail()) find_caller();
+  if (caller_wanted()) find_caller();
 }
 
 }  // namespace mcr::python

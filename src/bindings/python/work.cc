@@ -133,10 +133,7 @@ PyObject* source_rank(PyObject* self, PyObject*) {
 }
 
 PyObject* result(PyObject* self, PyObject*) {
-  return method([&] {
-    const auto* kept = static_cast<const KeptTensors*>(of(self)->plan().kept.get());
-    return object(kept == nullptr ? std::vector<at::Tensor>{} : kept->results());
-  });
+  return method([&] { return object(KeptTensors::results_of(*of(self))); });
 }
 
 PyObject* get_future(PyObject* self, PyObject*) {

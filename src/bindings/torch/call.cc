@@ -21,7 +21,7 @@ std::atomic<std::thread::id> blocking_thread;
 
 // torch releases the GIL before it calls a backend.
 void note_site() {
-  if (!Recorder::callers_wanted() && !Position::detail()) return;
+  if (!caller_wanted()) return;
   const Locked locked;
   note_caller();
 }
@@ -143,7 +143,7 @@ Group::Slot* TorchCall::prepare() {
     self.tensors_.append_all(all, self.out_);
     return std::make_shared<KeptTensors>(std::move(all), results.size());
   };
-  plan_.release = [](void* kept) { static_cast<KeptTensors*>(kept)->release(); };
+  plan_.release = KeptTensors::release_of;
   if (NamedBackend::any()) slot_ = named([&] { return NamedBackend::slot(group_); });
   return slot_;
 }

@@ -69,9 +69,7 @@ std::exception_ptr error_of(const TorchWork::Parts& parts, const HookRuns* hook_
 std::vector<at::Tensor> results_of(const TorchWork::Parts& parts) {
   std::vector<at::Tensor> results;
   for (const auto& part : parts) {
-    const auto* kept = static_cast<const KeptTensors*>(part->plan().kept.get());
-    if (kept == nullptr) continue;
-    for (auto& tensor : kept->results()) results.push_back(std::move(tensor));
+    for (auto& tensor : KeptTensors::results_of(*part)) results.push_back(std::move(tensor));
   }
   return results;
 }
