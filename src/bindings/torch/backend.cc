@@ -47,13 +47,6 @@ std::string name_in(const Options& options) {
   }
 }
 
-// A hook that only this rank has must not change the form of its calls.
-void run_hook(std::function<void()> hook, const TorchCall& call) {
-  HookRuns runs(std::move(hook), 1);
-  runs.run(call.what());
-  for_torch([&] { runs.rethrow(); });
-}
-
 // Calls that need the runtime, not only the group.
 py::object runtime(const char* function) { return py::module_::import("mcr_dl.groups.torch_groups").attr(function); }
 
@@ -122,7 +115,7 @@ TorchBackend::TorchWorkPtr TorchBackend::issue(TorchCall& call, OpType type, boo
       call.run();
       return made;
     });
-    if (hook != nullptr) run_hook(std::move(hook), call);
+    if (hook != nullptr) run_hook(std::move(hook), call.what());
     return nullptr;
   }
   auto [work, sequence] = numbered(type, call, [&](uint64_t number) { return std::pair(call.start(), number); });

@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "bindings/python/errors.h"
+#include "bindings/torch/error.h"
 
 namespace mcr::python {
 
@@ -61,6 +62,12 @@ void HookRuns::rethrow() const {
   if (!failure_) return;
   reported_ = true;
   throw Error(*failure_);
+}
+
+void run_hook(std::function<void()> hook, const std::string& call) {
+  HookRuns runs(std::move(hook), 1);
+  runs.run(call);
+  for_torch([&] { runs.rethrow(); });
 }
 
 std::shared_ptr<HookRuns> PendingHookRuns::begin(std::function<void()> hook, std::size_t runs) {

@@ -42,6 +42,10 @@ class HookRuns {
   mutable bool reported_ = false;
 };
 
+/// Runs the hook of a blocking call and throws its exception, for torch. A hook that only this rank has must not change
+/// the form of its calls.
+void run_hook(std::function<void()> hook, const std::string& call);
+
 /// The runs of a group's hook that may not be over. Thread-safe.
 class PendingHookRuns {
  public:

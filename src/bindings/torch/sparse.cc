@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/digest.h"
 #include "bindings/torch/backend.h"
 #include "bindings/torch/error.h"
 
@@ -44,8 +45,8 @@ class CompleteWork final : public c10d::Work {
 enum Fact : int64_t { kEntries, kSparseDims, kDenseDims, kType, kShape, kFacts };
 
 std::array<int64_t, kFacts> facts_of(const at::Tensor& tensor) {
-  uint64_t shape = 14695981039346656037U;  // FNV-1a
-  for (const int64_t size : tensor.sizes()) shape = (shape ^ static_cast<uint64_t>(size)) * 1099511628211U;
+  uint64_t shape = 0;
+  for (const int64_t size : tensor.sizes()) shape = digest(shape, static_cast<uint64_t>(size));
   return {tensor._nnz(), tensor.sparse_dim(), tensor.dense_dim(), static_cast<int64_t>(tensor.scalar_type()),
           static_cast<int64_t>(shape)};
 }
@@ -95,11 +96,7 @@ TorchBackend::TorchWorkPtr TorchBackend::allreduce_sparse(TensorList& tensors, c
   const uint64_t sequence = ++sequence_;
   auto done = hook(OpType::_ALLREDUCE_SPARSE, sequence);
   tensor.copy_(at::sparse_coo_tensor(indices, values, mine.sizes()).coalesce());
-  if (done != nullptr) {
-    HookRuns runs(std::move(done), 1);
-    runs.run("all_reduce of a sparse tensor");
-    runs.rethrow();
-  }
+  if (done != nullptr) run_hook(std::move(done), "all_reduce of a sparse tensor");
   if (!opts.asyncOp) return nullptr;
   return c10::make_intrusive<CompleteWork>(getRank(), OpType::_ALLREDUCE_SPARSE, sequence, TensorList{tensor});
 }
