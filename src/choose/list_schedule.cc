@@ -77,7 +77,6 @@ void ListScheduler::check(const ExecutionPlan& plan) const {
 
 void ListScheduler::lay_out(const ExecutionPlan& plan, uint32_t iterations) {
   chosen_ = plan.options;
-  iterations_ = iterations;
   const std::size_t nodes = std::size_t{count_} * iterations;
   tasks_.clear();
   first_.clear();

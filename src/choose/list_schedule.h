@@ -79,7 +79,6 @@ class ListScheduler {
   std::vector<std::vector<std::vector<std::vector<uint32_t>>>> followers_;  // of each motif, in its option
 
   std::vector<uint32_t> chosen_;
-  uint32_t iterations_ = 0;
   int64_t now_ = 0;
   uint64_t busy_ = 0;  // resources
   std::vector<Task> tasks_;

@@ -54,8 +54,7 @@ class Simulator {
     for (uint32_t job = 0; job < jobs_.size(); ++job) {
       if (--jobs_left_[job].first == 0) schedule_release(job);
     }
-    while (process() && advance()) {
-    }
+    while (process()) advance();
     for (const auto& node : nodes_) {
       if (node.state != State::Done) never_ends(node);
     }
@@ -389,7 +388,7 @@ class Simulator {
 
   // ---- advancing to the next event
 
-  bool advance() {
+  void advance() {
     set_speeds();
     int64_t next = kLatest;
     if (!releases_.empty()) next = std::min(next, releases_.begin()->first);
@@ -406,7 +405,6 @@ class Simulator {
     }
     for (auto& held : holders_) held.busy += held.load > 0 ? passed : 0;
     now_ = next;
-    return true;
   }
 
   // An overloaded resource slows down all of its tasks equally, and a task runs at the speed that the slowest of its

@@ -86,8 +86,7 @@ class Layout {
   int ranks() const { return ranks_; }
   uint64_t step_slots() const { return step_slots_; }  // of small collectives, per rank; a power of two
   int64_t bytes() const { return bytes_; }
-  int64_t piece() const { return piece_; }               // bytes of a slot of large collectives
-  uint64_t piece_slots() const { return piece_slots_; }  // per rank
+  int64_t piece() const { return piece_; }  // bytes of a slot of large collectives
   uint64_t piece_slot(uint64_t number) const { return number % piece_slots_; }
   uint64_t pieces_ahead() const { return std::min(piece_slots_, kMostAhead); }
   int64_t ring() const { return ring_; }  // bytes of packets

@@ -38,7 +38,6 @@ class Compressed {
   Call sized_data() { return transfer_->data_call(); }
   /// Whether only the size is in the schedule.
   bool sends_sizes_first() const { return call_.op == Op::send && !codec_.fixed(); }
-  const Codec& codec() const { return codec_; }
   /// The size of this rank's encoded parts, once they are encoded.
   int64_t sent_bytes() const;
 
