@@ -475,22 +475,4 @@ Simulation simulate(std::span<const Job> jobs, const CostModel& model, const Wor
   return Simulator(jobs, model, world).run();
 }
 
-Bounds bounds(const Job& job, const CostModel& model, const World& world) {
-  Bounds result;
-  std::vector<int64_t> ends;
-  for (const auto& task : job.schedule->tasks()) {
-    int64_t time = 0;
-    if (task.kind != Task::Kind::Wait) {
-      const auto [cost, bytes] = cost_of(job, task, model, world);
-      time = cost->at(bytes);
-    }
-    int64_t start = 0;
-    for (const auto before : job.schedule->after(task)) start = std::max(start, ends[before]);
-    ends.push_back(start + time);
-    result.serial += time;
-    result.critical = std::max(result.critical, ends.back());
-  }
-  return result;
-}
-
 }  // namespace mcr

@@ -66,10 +66,4 @@ struct Simulation {
 /// issue different collectives, a message has no partner, or tasks that hold slots wait for each other.
 Simulation simulate(std::span<const Job> jobs, const CostModel& model, const World& world);
 
-/// The time of the tasks one after the other, and of the longest chain of them: bounds of one job's time.
-struct Bounds {
-  int64_t serial = 0, critical = 0;
-};
-Bounds bounds(const Job& job, const CostModel& model, const World& world);
-
 }  // namespace mcr

@@ -58,6 +58,35 @@ std::string problem(const std::vector<Job>& jobs, const CostModel& model, const 
   return "";
 }
 
+// The time of the tasks one after the other, and of the longest chain of them: bounds of one job's time.
+struct Bounds {
+  int64_t serial = 0, critical = 0;
+};
+
+int64_t time_of(const Task& task, const Job& job, const CostModel& model, const World& world) {
+  if (task.kind == Task::Kind::Wait) return 0;
+  if (task.kind != Task::Kind::Issue) {
+    const bool coded = task.kind == Task::Kind::Encode || task.kind == Task::Kind::Decode;
+    return model.cost(task, coded ? job.codec : "").at(CostModel::bytes(task, 1));
+  }
+  const auto& part = job.parts[task.part];
+  return model.cost(task, part.candidate).at(CostModel::bytes(task, static_cast<int>(world.groups[part.group].size())));
+}
+
+Bounds bounds(const Job& job, const CostModel& model, const World& world) {
+  Bounds result;
+  std::vector<int64_t> ends;
+  for (const auto& task : job.schedule->tasks()) {
+    const int64_t time = time_of(task, job, model, world);
+    int64_t start = 0;
+    for (const auto before : job.schedule->after(task)) start = std::max(start, ends[before]);
+    ends.push_back(start + time);
+    result.serial += time;
+    result.critical = std::max(result.critical, ends.back());
+  }
+  return result;
+}
+
 // Broadcasts on x and y cost a nanosecond for each byte and a slot or share of what is named like the candidate.
 CostModel two_links(const Resource& like, int64_t latency = 0) {
   CostModel model;
