@@ -10,6 +10,10 @@ namespace {
 
 int64_t sum(std::span<const int64_t> counts) { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
 
+std::string tensor_of(int64_t count, DType dtype) {
+  return "the tensor of " + std::to_string(count) + " elements of " + std::string(row(dtype).name);
+}
+
 }  // namespace
 
 std::string operation_name(Op op, bool vectored) { return std::string(row(op).name) + (vectored ? "v" : ""); }
@@ -61,6 +65,16 @@ int64_t received_elements(const Call& call) { return call.out_counts.empty() ? c
 
 int64_t larger_side_bytes(const Call& call) {
   return std::max(sent_elements(call), received_elements(call)) * size_of(call.dtype);
+}
+
+Error larger_message(int64_t count, DType dtype) {
+  return {ErrorCode::InvalidArgument, "the incoming message is larger than " + tensor_of(count, dtype)};
+}
+
+Error shorter_message(std::optional<int64_t> received, int64_t count, DType dtype, int source) {
+  return {ErrorCode::InvalidArgument,
+          "received " + (received ? std::to_string(*received) : "a message that is no whole number of elements") +
+              " of " + tensor_of(count, dtype) + ", from rank " + std::to_string(source)};
 }
 
 }  // namespace mcr

@@ -6,9 +6,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 #include <string>
 
+#include "base/error.h"
 #include "base/ops.h"
 #include "base/types.h"
 
@@ -99,5 +101,10 @@ int64_t sent_elements(const Call& call);
 int64_t received_elements(const Call& call);
 /// The larger of the two, in bytes.
 int64_t larger_side_bytes(const Call& call);
+
+/// The errors of a receive, into `count` elements, whose message has another size. `received`: elements; none if the
+/// message is no whole number of them.
+Error larger_message(int64_t count, DType dtype);
+Error shorter_message(std::optional<int64_t> received, int64_t count, DType dtype, int source);
 
 }  // namespace mcr

@@ -65,9 +65,7 @@ class Message final : public Operation {
   void fail(int code) const override {
     int kind = MPI_SUCCESS;
     MPI_Error_class(code, &kind);
-    if (kind == MPI_ERR_TRUNCATE) {
-      throw Error(ErrorCode::InvalidArgument, "the incoming message is larger than " + expected());
-    }
+    if (kind == MPI_ERR_TRUNCATE) throw larger_message(count_, dtype_);
     Operation::fail(code);
   }
 
@@ -78,14 +76,7 @@ class Message final : public Operation {
     MPI_Count received = 0;
     check(kElements(&status, type_of(dtype_), &received), "MPI_Get_elements");
     if (received == count_) return;
-    throw Error(ErrorCode::InvalidArgument,
-                "received " +
-                    (received < 0 ? "a message that is no whole number of elements" : std::to_string(received)) +
-                    " of " + expected() + ", from rank " + std::to_string(source_));
-  }
-
-  std::string expected() const {
-    return "the tensor of " + std::to_string(count_) + " elements of " + std::string(row(dtype_).name);
+    throw shorter_message(received < 0 ? std::nullopt : std::optional<int64_t>(received), count_, dtype_, source_);
   }
 
   // A receive must not write to memory that its owner frees. (MPI cannot cancel sends in this way.)

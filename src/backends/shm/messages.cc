@@ -18,21 +18,14 @@ constexpr uint64_t kCredit = 1 << 20;      // bytes of such messages that a rece
 constexpr int64_t kDirect = 64 << 10;      // bytes of a message that the receiver reads in the sender's memory
 constexpr int64_t kCostOfMessage = kLine;  // empty messages count too
 
-std::string described(const Message& receive) {
-  return "the tensor of " + std::to_string(receive.bytes / size_of(receive.dtype)) + " elements of " +
-         std::string(row(receive.dtype).name);
-}
+int64_t elements(const Message& receive) { return receive.bytes / size_of(receive.dtype); }
 
-Error larger(const Message& receive) {
-  return {ErrorCode::InvalidArgument, "the incoming message is larger than " + described(receive)};
-}
+Error larger(const Message& receive) { return larger_message(elements(receive), receive.dtype); }
 
 Error shorter(const Message& receive, int64_t bytes, int source) {
   const auto element = size_of(receive.dtype);
-  return {ErrorCode::InvalidArgument, "received " +
-                                          (bytes % element != 0 ? "a message that is no whole number of elements"
-                                                                : std::to_string(bytes / element)) +
-                                          " of " + described(receive) + ", from rank " + std::to_string(source)};
+  const auto received = bytes % element != 0 ? std::nullopt : std::optional(bytes / element);
+  return shorter_message(received, elements(receive), receive.dtype, source);
 }
 
 Error withdrawn(int source) {
