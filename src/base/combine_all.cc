@@ -5,10 +5,8 @@
 #include <array>
 #include <cstddef>
 #include <cstring>
-#include <string>
 
 #include "base/elements.h"
-#include "base/error.h"
 #include "base/reduce.h"
 #include "base/reductions.h"
 
@@ -150,10 +148,7 @@ void combine_all(void* out, std::span<const void* const> sources, int64_t count,
   }
   const bool average = red == RedOp::AVG;
   const auto run = loops(dtype, average ? RedOp::SUM : red);
-  if (run.pair == nullptr || !defined(dtype, red)) {
-    throw Error(ErrorCode::InvalidType,
-                "reduce: " + std::string(name(red)) + " is not defined on " + std::string(row(dtype).name));
-  }
+  if (run.pair == nullptr || !defined(dtype, red)) undefined_reduction(red, dtype);
   if (run.narrow != nullptr && (average || sources.size() > 2)) {
     return narrow_blocks(run, out, sources, count, element, average ? static_cast<float>(sources.size()) : 1.0F);
   }

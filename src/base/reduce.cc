@@ -78,15 +78,17 @@ void visit_floating(DType dtype, Visitor visitor) {
 void combine(void* into, const void* from, int64_t count, DType dtype, RedOp red) {
   const Loop run = visit(
       dtype, [red]<class S>(S) { return visit_reduction<S>(red, []<class R>(R) -> Loop { return loop<S, R>; }); });
-  if (run == nullptr) {
-    throw Error(ErrorCode::InvalidType,
-                "reduce: " + std::string(name(red)) + " is not defined on " + std::string(row(dtype).name));
-  }
+  if (run == nullptr) undefined_reduction(red, dtype);
   run(into, from, count);
 }
 
+void undefined_reduction(RedOp red, DType dtype) {
+  throw Error(ErrorCode::InvalidType,
+              "reduce: " + std::string(name(red)) + " is not defined on " + std::string(row(dtype).name));
+}
+
 void divide(void* data, int64_t count, DType dtype, int64_t divisor) {
-  if (dtype == DType::Bool) throw Error(ErrorCode::InvalidType, "reduce: AVG is not defined on bool");
+  if (dtype == DType::Bool) undefined_reduction(RedOp::AVG, dtype);
   if (divisor < 1) throw Error(ErrorCode::InvalidArgument, "reduce: cannot divide by " + std::to_string(divisor));
   visit(dtype, [=]<class S>(S) {
     S* values = static_cast<S*>(data);

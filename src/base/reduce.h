@@ -19,6 +19,9 @@ void combine(void* into, const void* from, int64_t count, DType dtype, RedOp red
 /// and rounded once. Throws Error as combine() does. Uses the processor's vector instructions.
 void combine_all(void* out, std::span<const void* const> sources, int64_t count, DType dtype, RedOp red);
 
+/// Throws the error of a reduction that is not defined on the type.
+[[noreturn]] void undefined_reduction(RedOp red, DType dtype);
+
 /// data[i] = data[i] / divisor; integers round towards zero. Throws Error for bool and for a divisor below 1.
 void divide(void* data, int64_t count, DType dtype, int64_t divisor);
 
