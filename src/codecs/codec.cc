@@ -6,18 +6,13 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/text.h"
 
 namespace mcr {
 
 namespace {
 
 constexpr std::string_view kFeedback = "feedback";
-
-std::string joined(const std::vector<std::string>& names) {
-  std::string result;
-  for (const auto& name : names) result += (result.empty() ? "" : ", ") + name;
-  return result;
-}
 
 [[noreturn]] void wrong(std::string_view text, const std::string& expected, std::string_view got) {
   throw Error(ErrorCode::InvalidArgument,

@@ -5,6 +5,7 @@
 
 #include "base/candidate.h"
 #include "base/pool.h"
+#include "base/text.h"
 #include "engine/dispatch.h"
 #include "engine/stages.h"
 
@@ -70,9 +71,7 @@ Registry::Entry& DimensionsBackend::add(std::string_view algorithm, const std::v
 }
 
 std::string DimensionsBackend::library() const {
-  std::string names;
-  for (const auto& part : parts_) names += (names.empty() ? "" : ", then ") + part;
-  return "collectives in steps over " + names;
+  return "collectives in steps over " + joined(parts_, {}, ", then ");
 }
 
 std::unique_ptr<Communicator> DimensionsBackend::connect(const GroupSpec& spec) {

@@ -6,9 +6,12 @@
 #include <limits>
 #include <numeric>
 #include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
+#include "base/text.h"
 
 namespace mcr {
 
@@ -30,11 +33,11 @@ void check_reduction(const Call& call) {
                 "op: expected PREMUL_SUM with its factor (torch.distributed._make_nccl_premul_sum) for dtype " +
                     std::string(row(call.dtype).name) + ", got PREMUL_SUM without");
   }
-  std::string known;
+  std::vector<std::string_view> known;
   for (std::size_t i = 0; i < kReductions.size(); ++i) {
-    if (defined(call.dtype, static_cast<RedOp>(i))) known += (known.empty() ? "" : ", ") + std::string(kReductions[i]);
+    if (defined(call.dtype, static_cast<RedOp>(i))) known.push_back(kReductions[i]);
   }
-  throw Error(ErrorCode::InvalidType, "op: expected one of " + known + " for dtype " +
+  throw Error(ErrorCode::InvalidType, "op: expected one of " + joined(known) + " for dtype " +
                                           std::string(row(call.dtype).name) + ", got " + std::string(name(call.red)));
 }
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/text.h"
 
 namespace mcr {
 
@@ -26,9 +27,8 @@ void check(const Dimension& dimension, std::size_t index) {
 }
 
 std::string shape_of(const std::vector<Dimension>& dimensions) {
-  std::string text;
-  for (const auto& one : dimensions) text += (text.empty() ? "" : " x ") + std::to_string(one.size) + " " + one.name;
-  return text;
+  const auto text = [](const Dimension& one) { return std::to_string(one.size) + " " + one.name; };
+  return joined(dimensions, text, " x ");
 }
 
 Topology flat(const std::string& name, int size, std::vector<int> ranks = {}) {
@@ -120,12 +120,11 @@ Topology Topology::of_members(std::span<const int> members) const {
 }
 
 std::size_t Topology::index_of(std::string_view name) const {
-  std::string known;
   for (std::size_t i = 0; i < dimensions_.size(); ++i) {
     if (dimensions_[i].name == name) return i;
-    known += (known.empty() ? "" : ", ") + dimensions_[i].name;
   }
-  refuse("expected one of the dimensions " + known + ", got '" + std::string(name) + "'");
+  refuse("expected one of the dimensions " + joined(dimensions_, &Dimension::name) + ", got '" + std::string(name) +
+         "'");
 }
 
 int Topology::stride(std::size_t dimension) const {

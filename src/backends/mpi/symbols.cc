@@ -3,9 +3,12 @@
 
 #include <dlfcn.h>
 
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
+#include "base/text.h"
 
 namespace mcr::mpi {
 
@@ -26,13 +29,13 @@ void Symbol::bind(const std::string& path) {
   if (bound != nullptr) {
     throw Error(ErrorCode::Unavailable, path + ": this process already uses another MPI library with the same ABI");
   }
-  std::string missing;
+  std::vector<std::string_view> missing;
   for (Symbol* each = last_symbol; each != nullptr; each = each->next_) {
     each->address_ = dlsym(library, each->name_);
-    if (each->address_ == nullptr) missing += (missing.empty() ? "" : ", ") + std::string(each->name_);
+    if (each->address_ == nullptr) missing.emplace_back(each->name_);
   }
   if (!missing.empty()) {
-    throw Error(ErrorCode::Unavailable, path + ": expected an MPI library, got one without " + missing);
+    throw Error(ErrorCode::Unavailable, path + ": expected an MPI library, got one without " + joined(missing));
   }
   bound = library;
 }

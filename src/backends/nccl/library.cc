@@ -5,17 +5,9 @@
 
 #include <string_view>
 
+#include "base/text.h"
+
 namespace mcr::nccl {
-
-namespace {
-
-std::string joined(const std::vector<std::string>& names) {
-  std::string text;
-  for (const auto& name : names) text += (text.empty() ? "" : ", ") + name;
-  return text;
-}
-
-}  // namespace
 
 std::string version_text(int code) {
   // Up to 2.8 the code had one digit less.

@@ -23,6 +23,7 @@
 #include "backends/shm/waiting.h"
 #include "base/process.h"
 #include "base/shared_heap.h"
+#include "base/text.h"
 
 namespace mcr::shm {
 
@@ -123,9 +124,7 @@ bool reads_directly() {
 }
 
 std::string listed(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < ranks.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
-  return text;
+  return (ranks.size() == 1 ? "rank " : "ranks ") + joined(ranks, [](int rank) { return std::to_string(rank); });
 }
 
 class Rendezvous {

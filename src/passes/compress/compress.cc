@@ -2,7 +2,10 @@
 #include "passes/compress/compress.h"
 
 #include <algorithm>
+#include <string_view>
+#include <vector>
 
+#include "base/text.h"
 #include "engine/dispatch.h"
 #include "engine/flatten.h"
 
@@ -24,12 +27,11 @@ std::string objection(const Call& call, const Coding& coding) {
     return codec + "this operation has no compressed form; expected codec=None or 'none'";
   if (has_factor(call)) return codec + "PREMUL_SUM has no compressed form; expected codec=None or 'none'";
   if (!coding.codec->accepts(call.dtype)) {
-    std::string known;
+    std::vector<std::string_view> known;
     for (std::size_t i = 0; i < kDTypes.size(); ++i) {
-      if (coding.codec->accepts(static_cast<DType>(i)))
-        known += (known.empty() ? "" : ", ") + std::string(kDTypes[i].name);
+      if (coding.codec->accepts(static_cast<DType>(i))) known.push_back(kDTypes[i].name);
     }
-    return codec + "expected a tensor of " + known + ", got " + std::string(row(call.dtype).name) +
+    return codec + "expected a tensor of " + joined(known) + ", got " + std::string(row(call.dtype).name) +
            ", for which it is not lossless or saves nothing";
   }
   if (coding.feedback.empty()) return {};
