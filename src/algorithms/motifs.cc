@@ -2,16 +2,17 @@
 #include "algorithms/motifs.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstring>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "algorithms/messages.h"
 #include "algorithms/pieces.h"
 #include "base/error.h"
 #include "base/reduce.h"
+#include "base/text.h"
 
 namespace mcr {
 
@@ -177,9 +178,8 @@ MotifForm MotifForm::parse(std::string_view text) {
     if (!text.starts_with(prefix) || !text.ends_with(suffix)) continue;
     const auto number =
         text.substr(std::string_view(prefix).size(), text.size() - suffix.size() - std::string_view(prefix).size());
-    int32_t parts = 0;
-    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), parts);
-    if (error == std::errc() && end == number.data() + number.size() && parts >= least) return {kind, parts};
+    const auto parts = whole_number(number);
+    if (parts && *parts >= least && std::in_range<int32_t>(*parts)) return {kind, static_cast<int32_t>(*parts)};
   }
   throw Error(ErrorCode::InvalidArgument,
               "expected the form whole, segment K, ring, 'segment K, ring', tree N or spline N, got '" +

@@ -2,9 +2,9 @@
 #include "base/candidate.h"
 
 #include <algorithm>
-#include <charconv>
 
 #include "base/error.h"
+#include "base/text.h"
 
 namespace mcr {
 
@@ -32,14 +32,13 @@ std::vector<std::string_view> trimmed_pieces(std::string_view text, char separat
 
 // Returns "67" for "67" and for "067".
 std::string percent(std::string_view share, std::string_view first, std::string_view text) {
-  int value = 0;
-  const auto [end, error] = std::from_chars(share.data(), share.data() + share.size(), value);
-  if (error != std::errc() || end != share.data() + share.size() || value < 1 || value > 99) {
+  const auto value = whole_number(share);
+  if (!value || *value < 1 || *value > 99) {
     wrong("a share of 1 to 99 percent, a whole number, for " + std::string(first) + " in place of '" +
               std::string(share) + "'",
           text);
   }
-  return std::to_string(value);
+  return std::to_string(*value);
 }
 
 // From two names, and a share if there is a third piece.

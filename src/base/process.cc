@@ -4,14 +4,12 @@
 #include <sys/stat.h>
 
 #include <atomic>
-#include <charconv>
 #include <cstdlib>
 #include <fstream>
 #include <string>
-#include <string_view>
-#include <system_error>
 
 #include "base/error.h"
+#include "base/text.h"
 
 namespace mcr {
 
@@ -33,15 +31,24 @@ Place own_place() {
   return place;
 }
 
-int64_t bytes_of_variable(const char* variable, int64_t otherwise) {
-  const char* const given = std::getenv(variable);
-  if (given == nullptr || *given == '\0') return otherwise;
-  const std::string_view text(given);
-  int64_t bytes = 0;
-  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), bytes);
-  if (problem == std::errc() && end == text.data() + text.size() && bytes > 0) return bytes;
+std::string_view value_of_variable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+bool flag_of_variable(const char* name, bool otherwise, const std::string& prefix) {
+  const auto text = value_of_variable(name);
+  if (text.empty()) return otherwise;
+  if (text == "0" || text == "1") return text == "1";
+  throw Error(ErrorCode::InvalidArgument, prefix + name + ": expected 0 or 1, got '" + std::string(text) + "'");
+}
+
+int64_t bytes_of_variable(const char* name, int64_t otherwise, const std::string& prefix) {
+  const auto text = value_of_variable(name);
+  if (text.empty()) return otherwise;
+  if (const auto bytes = whole_number(text); bytes && *bytes > 0) return *bytes;
   throw Error(ErrorCode::InvalidArgument,
-              "shm: " + std::string(variable) + ": expected a number of bytes, got '" + given + "'");
+              prefix + name + ": expected a number of bytes, got '" + std::string(text) + "'");
 }
 
 }  // namespace mcr

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace mcr {
 
@@ -18,8 +19,15 @@ struct Place {
 };
 Place own_place();
 
-/// The number of bytes that an environment variable sets, or `otherwise` if it is not set. Throws Error if it is no
-/// positive number.
-int64_t bytes_of_variable(const char* variable, int64_t otherwise);
+/// The value of an environment variable; empty if it is not set.
+std::string_view value_of_variable(const char* name);
+
+/// Whether an environment variable is 1, or `otherwise` if it is not set or empty. Throws Error, whose text begins with
+/// `prefix`, if it is neither 0 nor 1.
+bool flag_of_variable(const char* name, bool otherwise, const std::string& prefix = "");
+
+/// The number of bytes that an environment variable sets, or `otherwise` if it is not set or empty. Throws Error, whose
+/// text begins with `prefix`, if it is no positive number.
+int64_t bytes_of_variable(const char* name, int64_t otherwise, const std::string& prefix);
 
 }  // namespace mcr

@@ -26,7 +26,8 @@ int64_t rounded(int64_t value, int64_t multiple) { return (value + multiple - 1)
 
 int64_t bound() {
   constexpr int64_t kMost = int64_t{1} << 62;  // more could not be rounded
-  const auto bytes = bytes_of_variable(SharedHeap::kVariable, std::max(sysconf(_SC_PHYS_PAGES) / 2, 1L) * page());
+  const int64_t half = std::max(sysconf(_SC_PHYS_PAGES) / 2, 1L) * page();
+  const auto bytes = bytes_of_variable(SharedHeap::kVariable, half, "shm: ");
   if (bytes <= kMost) return bytes;
   throw Error(ErrorCode::InvalidArgument, "shm: " + std::string(SharedHeap::kVariable) + ": expected at most " +
                                               std::to_string(kMost) + " bytes, got " + std::to_string(bytes));

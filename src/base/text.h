@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -17,5 +19,8 @@ std::string joined(const Range& range, Text text = {}, std::string_view separato
   }
   return all;
 }
+
+/// The number, if the whole text is one in decimal digits, with or without a minus, that fits.
+std::optional<int64_t> whole_number(std::string_view text);
 
 }  // namespace mcr

@@ -2,7 +2,6 @@
 #include "codecs/codec.h"
 
 #include <algorithm>
-#include <charconv>
 #include <utility>
 
 #include "base/error.h"
@@ -121,14 +120,13 @@ int64_t whole_number(const Options& options, std::string_view name, int64_t othe
   const auto found = options.find(name);
   if (found == options.end()) return otherwise;
   const auto& text = found->second;
-  int64_t value = 0;
-  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (problem != std::errc() || end != text.data() + text.size() || value < least || value > most) {
+  const auto value = whole_number(text);
+  if (!value || *value < least || *value > most) {
     throw Error(ErrorCode::InvalidArgument, std::string(name) + ": expected a whole number from " +
                                                 std::to_string(least) + " to " + std::to_string(most) + ", got '" +
                                                 text + "'");
   }
-  return value;
+  return *value;
 }
 
 }  // namespace mcr

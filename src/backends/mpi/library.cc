@@ -4,13 +4,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <fstream>
 #include <sstream>
 #include <string_view>
 #include <type_traits>
 #include <utility>
 
+#include "base/process.h"
 #include "base/reduce.h"
 
 namespace mcr::mpi {
@@ -51,18 +51,13 @@ namespace {
 
 // The value of an environment variable; the fallback if it is unset or empty.
 std::string_view setting(const char* name, std::string_view fallback) {
-  const char* text = std::getenv(name);
-  return text == nullptr || *text == '\0' ? fallback : text;
+  const auto value = value_of_variable(name);
+  return value.empty() ? fallback : value;
 }
 
 }  // namespace
 
-bool interruptible() {
-  const auto value = setting("MCR_DL_MPI_INTERRUPTIBLE", "0");
-  if (value == "0" || value == "1") return value == "1";
-  throw Error(ErrorCode::InvalidArgument,
-              "MCR_DL_MPI_INTERRUPTIBLE: expected 0 or 1, got '" + std::string(value) + "'");
-}
+bool interruptible() { return flag_of_variable("MCR_DL_MPI_INTERRUPTIBLE", false); }
 
 MPI_Datatype type_of(DType dtype) {
   switch (dtype) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // NVIDIA's NCCL, on the streams of CUDA devices. The library is bound at run time (library.h).
 #include <array>
-#include <charconv>
 #include <cstddef>
 #include <cstdlib>
 #include <string_view>
@@ -12,6 +11,7 @@
 #include "backends/nccl/types.h"
 #include "backends/nccl/watchdog.h"
 #include "base/process.h"
+#include "base/text.h"
 #include "plugin/backend.h"
 
 namespace mcr::nccl {
@@ -319,14 +319,12 @@ class NcclCommunicator : public OpMethods<NcclCommunicator> {
 // ---- Making communicators
 
 int wanted_lanes() {
-  const char* text = std::getenv("MCR_DL_NCCL_LANES");
-  if (text == nullptr || *text == '\0') return 1;
-  const std::string_view view = text;
-  int lanes = 0;
-  const auto [end, error] = std::from_chars(view.data(), view.data() + view.size(), lanes);
-  if (error == std::errc() && end == view.data() + view.size() && lanes >= 1 && lanes <= kMostLanes) return lanes;
+  const auto text = value_of_variable("MCR_DL_NCCL_LANES");
+  if (text.empty()) return 1;
+  const auto lanes = whole_number(text);
+  if (lanes && *lanes >= 1 && *lanes <= kMostLanes) return static_cast<int>(*lanes);
   throw Error(ErrorCode::Unavailable, "MCR_DL_NCCL_LANES: expected a number from 1 to " + std::to_string(kMostLanes) +
-                                          ", got '" + std::string(view) + "'");
+                                          ", got '" + std::string(text) + "'");
 }
 
 constexpr std::string_view kDigits = "0123456789abcdef";
@@ -428,8 +426,7 @@ class NcclBackend : public Backend {
     if (library_->stand_in()) return true;
     if (library_->version() < kLaunchOrderVersion) return false;
     setenv(kVariable, "1", 0);
-    const char* const value = std::getenv(kVariable);
-    return value != nullptr && std::string_view(value) == "1";
+    return value_of_variable(kVariable) == "1";
   }
 
   const std::shared_ptr<const Library> library_;

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -114,14 +113,7 @@ Card Card::mine(int64_t most) {
 }
 
 // Whether this rank lets others read its tensors.
-bool reads_directly() {
-  constexpr const char* kVariable = "MCR_DL_SHM_DIRECT";
-  const char* const given = std::getenv(kVariable);
-  const std::string_view text = given == nullptr ? "" : given;
-  if (text.empty() || text == "1" || text == "0") return text != "0";
-  throw Error(ErrorCode::InvalidArgument,
-              "shm: " + std::string(kVariable) + ": expected 0 or 1, got '" + std::string(text) + "'");
-}
+bool reads_directly() { return flag_of_variable("MCR_DL_SHM_DIRECT", true, "shm: "); }
 
 std::string listed(const std::vector<int>& ranks) {
   return (ranks.size() == 1 ? "rank " : "ranks ") + joined(ranks, [](int rank) { return std::to_string(rank); });

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t kMost = 64 << 20;  // bytes per group, if the variable does not say
 
-int64_t most() { return bytes_of_variable(kBound, kMost); }
+int64_t most() { return bytes_of_variable(kBound, kMost, "shm: "); }
 
 class ShmCommunicator final : public OpMethods<ShmCommunicator> {
  public:
