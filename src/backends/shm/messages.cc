@@ -181,6 +181,23 @@ void Messages::accept(int peer, const Packet& packet, const std::shared_ptr<Mess
   }
 }
 
+// Gives the first packet of a message, its data or its request, to the receive.
+void Messages::admit(int peer, const Packet& packet, const std::byte* data, const std::shared_ptr<Message>& receive) {
+  if (packet.kind == Kind::Eager) {
+    deliver(peer, packet, data, *receive);
+  } else {
+    accept(peer, packet, receive);
+  }
+}
+
+// Ends a receive that was accepted: all data has come, or there is an error.
+void Messages::finish(int peer, Accepted::iterator accepted) {
+  auto& receive = *accepted->second;
+  if (!receive.error && receive.incoming < receive.bytes) receive.error = shorter(receive, receive.incoming, peer);
+  complete(receive, peer);
+  incoming_[static_cast<std::size_t>(peer)].accepted.erase(accepted);
+}
+
 // Reads the next bytes of an offered message. False: the sender has ended, which ends the group.
 bool Messages::read(int peer, const Offered& offer, Message& receive, int64_t bytes) {
   try {
@@ -209,9 +226,7 @@ void Messages::read_offered(int peer, Burst& burst) {
       burst.left -= bytes;
       burst.published = true;
       if (!receive.error && receive.moved < receive.incoming) return;
-      if (!receive.error && receive.incoming < receive.bytes) receive.error = shorter(receive, receive.incoming, peer);
-      complete(receive, peer);
-      in.accepted.erase(found);
+      finish(peer, found);
     }
     outgoing_[static_cast<std::size_t>(peer)].jobs.push_back({answer(Kind::Taken, packet), nullptr});
     in.offers.pop_front();
@@ -221,47 +236,50 @@ void Messages::read_offered(int peer, Burst& burst) {
 void Messages::handle(int peer, const Packet& packet, const std::byte* data) {
   auto& in = incoming_[static_cast<std::size_t>(peer)];
   auto& out = outgoing_[static_cast<std::size_t>(peer)];
-  if (packet.kind == Kind::Eager || packet.kind == Kind::Ask) {
-    const auto receive = take_posted(peer, packet);
-    if (receive == nullptr) {
+  switch (packet.kind) {
+    case Kind::Skip:
+      return;
+    case Kind::Eager:
+    case Kind::Ask:
+      if (const auto receive = take_posted(peer, packet)) return admit(peer, packet, data, receive);
       early_.push_back({peer, packet, {data, data + packet.bytes}});
-    } else if (packet.kind == Kind::Eager) {
-      deliver(peer, packet, data, *receive);
-    } else {
-      accept(peer, packet, receive);
-    }
-  } else if (packet.kind == Kind::Clear || packet.kind == Kind::Refuse) {
-    auto asked = out.asked.extract(packet.id);
-    if (asked.empty()) {  // the send has been withdrawn
-      if (packet.kind == Kind::Clear) out.jobs.push_back({answer(Kind::GivenUp, packet), nullptr});
+      return;
+    case Kind::Clear: {
+      const auto asked = out.asked.extract(packet.id);
+      if (asked) {
+        const auto kind = offers(*asked.mapped()) ? Kind::Offer : Kind::Data;
+        out.jobs.push_back({answer(kind, packet), asked.mapped()});
+      } else {  // the send has been withdrawn
+        out.jobs.push_back({answer(Kind::GivenUp, packet), nullptr});
+      }
       return;
     }
-    if (packet.kind == Kind::Refuse) return complete(*asked.mapped(), -1);
-    const auto kind = offers(*asked.mapped()) ? Kind::Offer : Kind::Data;
-    out.jobs.push_back({answer(kind, packet), asked.mapped()});
-  } else if (packet.kind == Kind::Taken) {
-    const auto offered = out.offered.extract(packet.id);
-    if (!offered.empty()) complete(*offered.mapped(), -1);
-  } else if (packet.kind == Kind::Offer) {
-    Offered offer;
-    std::memcpy(&offer, data, sizeof(offer));
-    in.offers.emplace_back(packet, offer);
-  } else if (packet.kind == Kind::GivenUp) {
-    const auto found = in.accepted.find(packet.id);
-    if (found == in.accepted.end()) return;
-    found->second->error = withdrawn(peer);
-    complete(*found->second, peer);
-    in.accepted.erase(found);
-  } else if (packet.kind == Kind::Data) {
-    const auto found = in.accepted.find(packet.id);
-    if (found == in.accepted.end()) return;  // withdrawn
-    auto& receive = *found->second;
-    copy_bytes(receive.data + receive.moved, data, packet.bytes);
-    receive.moved += packet.bytes;
-    if (receive.moved < receive.incoming) return;
-    if (receive.incoming < receive.bytes) receive.error = shorter(receive, receive.incoming, peer);
-    complete(receive, peer);
-    in.accepted.erase(found);
+    case Kind::Refuse:
+      if (const auto asked = out.asked.extract(packet.id)) complete(*asked.mapped(), -1);
+      return;
+    case Kind::Taken:
+      if (const auto offered = out.offered.extract(packet.id)) complete(*offered.mapped(), -1);
+      return;
+    case Kind::Offer: {
+      Offered offer;
+      std::memcpy(&offer, data, sizeof(offer));
+      in.offers.emplace_back(packet, offer);
+      return;
+    }
+    case Kind::GivenUp:
+    case Kind::Data: {
+      const auto found = in.accepted.find(packet.id);
+      if (found == in.accepted.end()) return;  // the receive has been withdrawn
+      auto& receive = *found->second;
+      if (packet.kind == Kind::GivenUp) {
+        receive.error = withdrawn(peer);
+      } else {
+        copy_bytes(receive.data + receive.moved, data, packet.bytes);
+        receive.moved += packet.bytes;
+        if (receive.moved < receive.incoming) return;
+      }
+      return finish(peer, found);
+    }
   }
 }
 
@@ -288,11 +306,7 @@ bool Messages::take_early(const std::shared_ptr<Message>& receive) {
   if (found == early_.end()) return false;
   const auto early = std::move(*found);
   early_.erase(found);
-  if (early.packet.kind == Kind::Eager) {
-    deliver(early.peer, early.packet, early.data.data(), *receive);
-  } else {
-    accept(early.peer, early.packet, receive);
-  }
+  admit(early.peer, early.packet, early.data.data(), receive);
   return true;
 }
 

@@ -84,10 +84,11 @@ class Messages {
     uint64_t eager = 0, delivered = 0;  // bytes of eager messages; the latter as far as it is known
     std::map<uint64_t, std::shared_ptr<Message>> asked, offered;
   };
+  using Accepted = std::map<uint64_t, std::shared_ptr<Message>>;
   struct Incoming {
     uint64_t read = 0;
     uint64_t delivered = 0;
-    std::map<uint64_t, std::shared_ptr<Message>> accepted;
+    Accepted accepted;
     std::deque<std::pair<Packet, Offered>> offers;  // to be read
   };
   struct Early {  // a message that came before its receive
@@ -109,6 +110,8 @@ class Messages {
   bool read(int peer, const Offered& offer, Message& receive, int64_t bytes);
   void accept(int peer, const Packet& packet, const std::shared_ptr<Message>& receive);
   void deliver(int peer, const Packet& packet, const std::byte* data, Message& receive);
+  void admit(int peer, const Packet& packet, const std::byte* data, const std::shared_ptr<Message>& receive);
+  void finish(int peer, Accepted::iterator accepted);
   std::shared_ptr<Message> take_posted(int peer, const Packet& packet);
   bool take_early(const std::shared_ptr<Message>& receive);
   static Packet answer(Kind kind, const Packet& packet);
