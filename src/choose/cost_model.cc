@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/error.h"
+#include "choose/refuse.h"
 
 namespace mcr {
 
@@ -12,13 +12,7 @@ namespace {
 
 constexpr int64_t kMib = int64_t{1} << 20;
 
-[[noreturn]] void refuse(const std::string& text) { throw Error(ErrorCode::InvalidArgument, "cost model: " + text); }
-
-void check_range(const std::string& what, int64_t value, int64_t least, int64_t most) {
-  if (value >= least && value <= most) return;
-  refuse(what + ": expected " + std::to_string(least) + " to " + std::to_string(most) + ", got " +
-         std::to_string(value));
-}
+constexpr Refusal refuse("cost model");
 
 // The lower median of one value over all models.
 template <class Value>
@@ -96,25 +90,25 @@ uint32_t CostModel::add(Resource resource) {
   if (std::any_of(resources_.begin(), resources_.end(), same)) {
     refuse("resource '" + resource.name + "': expected a new name");
   }
-  check_range("capacity of '" + resource.name + "'", resource.capacity, 1, kUnit * kUnit);
-  check_range("slots of '" + resource.name + "'", resource.slots, 0, kUnit * kUnit);
-  check_range("credit of '" + resource.name + "'", resource.credit, 0, int64_t{1} << 50);
+  refuse.outside("capacity of '" + resource.name + "'", resource.capacity, 1, kUnit * kUnit);
+  refuse.outside("slots of '" + resource.name + "'", resource.slots, 0, kUnit * kUnit);
+  refuse.outside("credit of '" + resource.name + "'", resource.credit, 0, int64_t{1} << 50);
   resources_.push_back(std::move(resource));
   return static_cast<uint32_t>(resources_.size() - 1);
 }
 
 void CostModel::add(Subject subject, Cost cost) {
   const auto text = subject.text();
-  check_range("alpha of " + text, cost.alpha, 0, kMostCost);
-  check_range("beta of " + text, cost.per_mib, 0, kMostCost);
-  check_range("latency of " + text, cost.latency, 0, kMostCost);
+  refuse.outside("alpha of " + text, cost.alpha, 0, kMostCost);
+  refuse.outside("beta of " + text, cost.per_mib, 0, kMostCost);
+  refuse.outside("latency of " + text, cost.latency, 0, kMostCost);
   for (const auto& demand : cost.demands) {
     if (demand.resource >= resources_.size()) {
       refuse(text + ": expected one of " + std::to_string(resources_.size()) + " resources, got number " +
              std::to_string(demand.resource));
     }
-    check_range(text + ": share of '" + resources_[demand.resource].name + "'", demand.share, 0,
-                resources_[demand.resource].capacity);
+    const auto& resource = resources_[demand.resource];
+    refuse.outside(text + ": share of '" + resource.name + "'", demand.share, 0, resource.capacity);
   }
   if (!costs_.emplace(std::move(subject), std::move(cost)).second) refuse(text + ": expected one cost, got a second");
 }

@@ -7,7 +7,7 @@
 #include <functional>
 #include <utility>
 
-#include "base/error.h"
+#include "choose/refuse.h"
 
 namespace mcr {
 
@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kLevel = int64_t{1} << 61;  // above all remaining paths
 constexpr int64_t kLongest = int64_t{1} << 60;
 
-[[noreturn]] void refuse(const std::string& text) { throw Error(ErrorCode::InvalidArgument, "plan: " + text); }
+constexpr Refusal refuse("plan");
 
 template <class Entry>
 void push(std::vector<Entry>& heap, Entry entry) {

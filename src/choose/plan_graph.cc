@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "base/error.h"
 #include "choose/cost_model.h"
+#include "choose/refuse.h"
 
 namespace mcr {
 
@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kMostMotifs = std::size_t{1} << 20;  // in all options together
 
-[[noreturn]] void refuse(const std::string& text) { throw Error(ErrorCode::InvalidArgument, "plan: " + text); }
+constexpr Refusal refuse("plan");
 
 void check_option(const PlanOption& option, std::size_t channels, const std::string& name) {
   if (option.empty()) refuse(name + ": expected at least one motif in each option");

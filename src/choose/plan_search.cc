@@ -7,8 +7,8 @@
 #include <string>
 #include <utility>
 
-#include "base/error.h"
 #include "choose/curve.h"
+#include "choose/refuse.h"
 
 namespace mcr {
 
@@ -21,7 +21,7 @@ constexpr uint32_t kLeast = 512;  // evaluations of a chain, and for each call b
 constexpr uint32_t kLeastPerCall = 8;
 constexpr int64_t kCoolest = 1024, kWarmest = 32;  // a chain accepts plans worse by 1 / this with probability 1/2
 
-[[noreturn]] void refuse(const std::string& text) { throw Error(ErrorCode::InvalidArgument, "plan: " + text); }
+constexpr Refusal refuse("plan");
 
 class Chain {
  public:

@@ -9,7 +9,7 @@
 #include <tuple>
 #include <utility>
 
-#include "base/error.h"
+#include "choose/refuse.h"
 
 namespace mcr {
 
@@ -27,7 +27,7 @@ constexpr int64_t ns(int64_t ticks) { return ticks >> kFraction; }
 
 int64_t divide_up(Wide value, int64_t by) { return static_cast<int64_t>((value + by - 1) / by); }
 
-[[noreturn]] void refuse(const std::string& text) { throw Error(ErrorCode::InvalidArgument, "simulate: " + text); }
+constexpr Refusal refuse("simulate");
 
 // The cost of a task that is not a Wait, and the size by which it is looked up.
 std::pair<const Cost*, int64_t> cost_of(const Job& job, const Task& task, const CostModel& model, const World& world) {

@@ -10,7 +10,7 @@
 #include <string>
 #include <tuple>
 
-#include "base/error.h"
+#include "choose/refuse.h"
 
 namespace mcr::themis {
 
@@ -25,13 +25,7 @@ constexpr int kFraction = 16;  // bits of a time, as in simulate()
 constexpr Wide kMostUnits = Wide{1} << 39;
 constexpr Wide kMostTime = Wide{1} << 62;  // ps
 
-[[noreturn]] void refuse(const std::string& text) { throw Error(ErrorCode::InvalidArgument, "themis: " + text); }
-
-void check_range(const std::string& what, int64_t value, int64_t least, int64_t most) {
-  if (value >= least && value <= most) return;
-  refuse(what + ": expected " + std::to_string(least) + " to " + std::to_string(most) + ", got " +
-         std::to_string(value));
-}
+constexpr Refusal refuse("themis");
 
 int64_t divide_up(Wide value, Wide by) { return static_cast<int64_t>((value + by - 1) / by); }
 
@@ -369,23 +363,23 @@ Plan finished(const Times& times, Draft draft, std::vector<Step> steps, int64_t 
 }  // namespace
 
 void check(std::span<const Dimension> network, const Request& request, int chunks) {
-  check_range("dimensions", static_cast<int64_t>(network.size()), 1, kMostDimensions);
+  refuse.outside("dimensions", static_cast<int64_t>(network.size()), 1, kMostDimensions);
   int64_t ranks = 1;
   for (std::size_t k = 0; k < network.size(); ++k) {
     const std::string where = "dimension " + std::to_string(k + 1) + ": ";
-    check_range(where + "size", network[k].size, 2, kMostSize);
-    check_range(where + "bandwidth", network[k].bandwidth, 1, kMostBandwidth);
-    check_range(where + "latency", network[k].latency, 0, kMostLatency);
-    check_range(where + "links", network[k].links, 1, kMostLinks);
+    refuse.outside(where + "size", network[k].size, 2, kMostSize);
+    refuse.outside(where + "bandwidth", network[k].bandwidth, 1, kMostBandwidth);
+    refuse.outside(where + "latency", network[k].latency, 0, kMostLatency);
+    refuse.outside(where + "links", network[k].links, 1, kMostLinks);
     ranks *= network[k].size;
-    check_range("ranks", ranks, 2, kMostRanks);
+    refuse.outside("ranks", ranks, 2, kMostRanks);
   }
   if (!row(request.op).is(kCuttable) || row(request.op).is(kRooted)) {
     refuse("expected all_reduce, reduce_scatter, all_gather or all_to_all, got " + std::string(row(request.op).name));
   }
-  check_range("bytes", request.bytes, 1, kMostBytes);
-  check_range("steps in flight", request.in_flight, 1, kMostInFlight);
-  check_range("chunks", chunks, 1, kMostChunks);
+  refuse.outside("bytes", request.bytes, 1, kMostBytes);
+  refuse.outside("steps in flight", request.in_flight, 1, kMostInFlight);
+  refuse.outside("chunks", chunks, 1, kMostChunks);
 }
 
 Plan plan(std::span<const Dimension> network, const Request& request, Policy policy, int chunks) {
