@@ -127,8 +127,7 @@ class Hierarchy {
   }
 
   Move move(const Buffer& to, int64_t to_block, const Buffer& from, int64_t from_block, int64_t count) const {
-    return {static_cast<std::byte*>(to.data) + bytes(to_block * count),
-            static_cast<const std::byte*>(from.data) + bytes(from_block * count), bytes(count)};
+    return {at(to.data, to_block * count, call_.dtype), at(from.data, from_block * count, call_.dtype), bytes(count)};
   }
 
   // Several copies as one task.

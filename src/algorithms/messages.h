@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstddef>
 #include <cstdint>
 
 #include "base/call.h"
@@ -23,7 +22,7 @@ void each_message(Op op, int peer, const Buffer& buffer, DType dtype, std::chron
     piece.op = op;
     piece.internal = true;
     piece.root = peer;
-    piece.out = {static_cast<std::byte*>(buffer.data) + offset, std::min(kMessageBytes, length - offset)};
+    piece.out = {at(buffer.data, offset), std::min(kMessageBytes, length - offset)};
     piece.timeout = timeout;
     take(piece);
   }

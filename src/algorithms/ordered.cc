@@ -114,7 +114,7 @@ class Ordered {
     const auto& places = schedule_.make_object<std::vector<int>>(slice_places(sizes_, order));
     const int64_t element = size_of(call_.dtype);
     const int64_t block = blocks.count / ranks_ * element, bytes = chunk.count * element;
-    auto* const in_blocks = static_cast<std::byte*>(blocks.data) + chunk.offset * element;
+    auto* const in_blocks = at(blocks.data, chunk.offset, call_.dtype);
     auto* const in_places = static_cast<std::byte*>(placed.data);
     const auto run = [&places, &ranks = grid_.ranks, in_blocks, in_places, block, bytes, packs](Schedule&) {
       for (std::size_t point = 0; point < places.size(); ++point) {

@@ -45,7 +45,7 @@ class Piece {
     int64_t total = 0;
     for (const auto& block : side.blocks) {
       const auto [begin, count] = part.of_block(block.count, part.given);
-      pieces_.push_back({at(side.buffer.data, block.displacement + begin), count});
+      pieces_.push_back({at(side.buffer.data, block.displacement + begin, dtype), count});
       lists_->counts.push_back(count);
       lists_->displs.push_back(packed_ ? total : block.displacement + begin);
       total += count;
@@ -75,14 +75,10 @@ class Piece {
     std::vector<int64_t> counts, displs;
   };
 
-  std::byte* at(void* data, int64_t elements) const {
-    return static_cast<std::byte*>(data) + elements * size_of(dtype_);
-  }
-
   template <class Copy>  // copy(piece in the caller's memory, piece in scratch memory)
   void each(Copy copy) const {
     for (std::size_t i = 0; packed_ && i < pieces_.size(); ++i) {
-      if (pieces_[i].count != 0) copy(pieces_[i], Buffer{at(buffer_.data, lists_->displs[i]), pieces_[i].count});
+      if (pieces_[i].count != 0) copy(pieces_[i], Buffer{at(buffer_.data, lists_->displs[i], dtype_), pieces_[i].count});
     }
   }
 

@@ -32,9 +32,12 @@ struct Buffer {
   int64_t count = 0;  // elements
 };
 
+inline std::byte* at(void* data, int64_t bytes) { return static_cast<std::byte*>(data) + bytes; }
+inline std::byte* at(void* data, int64_t elements, DType dtype) { return at(data, elements * size_of(dtype)); }
+
 /// `count` elements of a buffer, from element `offset` on.
 inline Buffer slice(const Buffer& whole, DType dtype, int64_t offset, int64_t count) {
-  return {static_cast<std::byte*>(whole.data) + offset * size_of(dtype), count};
+  return {at(whole.data, offset, dtype), count};
 }
 
 /// All that a backend sees of an operation: no tensor, no Python. Counts and displacements are in elements.

@@ -12,10 +12,6 @@ namespace mcr {
 
 namespace {
 
-std::byte* at(void* base, int64_t offset, DType dtype) {
-  return static_cast<std::byte*>(base) + offset * size_of(dtype);
-}
-
 int64_t total(const std::vector<Block>& blocks) {
   return std::accumulate(blocks.begin(), blocks.end(), int64_t{0},
                          [](int64_t sum, const Block& b) { return sum + b.count; });

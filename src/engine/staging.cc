@@ -12,8 +12,6 @@ namespace mcr {
 
 namespace {
 
-std::byte* at(void* data, int64_t bytes) { return static_cast<std::byte*>(data) + bytes; }
-
 // Which way the memory of a call is copied. For example, the root of a broadcast copies nothing back.
 struct Direction {
   bool to_host = false;

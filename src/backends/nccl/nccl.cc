@@ -21,8 +21,6 @@ constexpr int kMostLanes = 8;
 constexpr std::chrono::seconds kAbortLimit{5};  // at the end of the process
 constexpr int64_t kBarrierStride = 256;         // bytes between the lanes' barrier elements
 
-std::byte* at(void* data, int64_t bytes) { return static_cast<std::byte*>(data) + bytes; }
-
 /// The right to issue on one lane.
 struct Turn {
   Lanes::Lock lock;

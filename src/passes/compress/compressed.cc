@@ -13,10 +13,6 @@ namespace mcr {
 
 namespace {
 
-std::byte* at(void* data, int64_t offset, DType dtype) {
-  return static_cast<std::byte*>(data) + offset * size_of(dtype);
-}
-
 // All ranks' contributions to this rank's part, combined in rank order in the codec's type. If a contribution cannot be
 // decoded, the error is kept, since this rank must still make its next exchange: the others make it.
 class Sum {
