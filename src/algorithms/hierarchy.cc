@@ -101,21 +101,12 @@ class Hierarchy {
   // Across uneven lines: blocks of different sizes on the sides that have one block per line.
   Ids across(Op op, Buffer in, std::vector<int64_t> in_counts, Buffer out, std::vector<int64_t> out_counts,
              const Ids& after) {
-    struct Lists {
-      std::vector<int64_t> in_counts, in_displs, out_counts, out_displs;
-    };
-    const auto displs = [](const std::vector<int64_t>& counts) {
-      std::vector<int64_t> found;
-      int64_t next = 0;
-      for (const auto count : counts) found.push_back(std::exchange(next, next + count));
-      return found;
-    };
-    auto& lists = schedule_.make_object<Lists>();
-    lists = {in_counts, displs(in_counts), out_counts, displs(out_counts)};
     auto call = step_of(call_, op, in, out, root_line_);
     call.vectored = true;
-    call.in_counts = lists.in_counts, call.in_displs = lists.in_displs;
-    call.out_counts = lists.out_counts, call.out_displs = lists.out_displs;
+    call.in_displs = schedule_.keep(contiguous(in_counts));
+    call.in_counts = schedule_.keep(std::move(in_counts));
+    call.out_displs = schedule_.keep(contiguous(out_counts));
+    call.out_counts = schedule_.keep(std::move(out_counts));
     return issue(call, Part::kOuter, after);
   }
 

@@ -144,23 +144,18 @@ class Tree {
 
 // In motif c, rank i sends to the ranks from i + c parts on, so that no rank receives from more than `parts` ranks.
 void spline(const Call& call, int rank, int size, int parts, Schedule& schedule) {
-  struct Lists {
-    std::vector<int64_t> in_counts, out_counts, displs;
-  };
   const int64_t block = block_elements(call, size);
+  const auto displs = schedule.keep(contiguous(std::vector<int64_t>(static_cast<std::size_t>(size), block)));
   for (int first = 0; first < size; first += parts) {
-    auto& lists = schedule.make_object<Lists>();
-    lists.in_counts.resize(static_cast<std::size_t>(size));
-    lists.out_counts.resize(static_cast<std::size_t>(size));
-    for (int other = 0; other < size; ++other) lists.displs.push_back(other * block);
+    std::vector<int64_t> in_counts(static_cast<std::size_t>(size)), out_counts(in_counts);
     for (int shift = first; shift < std::min(first + parts, size); ++shift) {
-      lists.in_counts[static_cast<std::size_t>((rank + shift) % size)] = block;
-      lists.out_counts[static_cast<std::size_t>((rank - shift + size) % size)] = block;
+      in_counts[static_cast<std::size_t>((rank + shift) % size)] = block;
+      out_counts[static_cast<std::size_t>((rank - shift + size) % size)] = block;
     }
     Call one = step_of(call, Op::all_to_all, call.in, call.out);
     one.vectored = true;
-    one.in_counts = lists.in_counts, one.in_displs = lists.displs;
-    one.out_counts = lists.out_counts, one.out_displs = lists.displs;
+    one.in_counts = schedule.keep(std::move(in_counts)), one.in_displs = displs;
+    one.out_counts = schedule.keep(std::move(out_counts)), one.out_displs = displs;
     schedule.issue(one, schedule.late_after({}), static_cast<uint8_t>(first / parts));
   }
 }

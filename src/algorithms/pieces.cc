@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "algorithms/pieces.h"
 
-#include <memory>
 #include <span>
 #include <vector>
 
@@ -40,14 +39,13 @@ bool has_blocks(Extent extent, Extent one_sided) { return extent == one_sided ||
 class Piece {
  public:
   Piece(const Side& side, DType dtype, const PartOf& part, bool packed, Schedule& schedule)
-      : dtype_(dtype), packed_(packed && !side.single()), lists_(std::make_shared<Lists>()) {
-    schedule.own(lists_);
+      : dtype_(dtype), packed_(packed && !side.single()) {
     int64_t total = 0;
     for (const auto& block : side.blocks) {
       const auto [begin, count] = part.of_block(block.count, part.given);
       pieces_.push_back({at(side.buffer.data, block.displacement + begin, dtype), count});
-      lists_->counts.push_back(count);
-      lists_->displs.push_back(packed_ ? total : block.displacement + begin);
+      counts_.push_back(count);
+      displs_.push_back(packed_ ? total : block.displacement + begin);
       total += count;
     }
     if (packed_) {
@@ -58,8 +56,8 @@ class Piece {
   }
 
   const Buffer& buffer() const { return buffer_; }
-  std::span<const int64_t> counts() const { return lists_->counts; }
-  std::span<const int64_t> displs() const { return lists_->displs; }
+  const std::vector<int64_t>& counts() const { return counts_; }
+  const std::vector<int64_t>& displs() const { return displs_; }
 
   Schedule::Ids gather(Schedule& schedule) const {
     Schedule::Ids ids;
@@ -71,22 +69,19 @@ class Piece {
   }
 
  private:
-  struct Lists {
-    std::vector<int64_t> counts, displs;
-  };
-
   template <class Copy>  // copy(piece in the caller's memory, piece in scratch memory)
   void each(Copy copy) const {
     for (std::size_t i = 0; packed_ && i < pieces_.size(); ++i) {
-      if (pieces_[i].count != 0) copy(pieces_[i], Buffer{at(buffer_.data, lists_->displs[i], dtype_), pieces_[i].count});
+      const auto count = pieces_[i].count;
+      if (count != 0) copy(pieces_[i], slice(buffer_, dtype_, displs_[i], count));
     }
   }
 
   const DType dtype_;
   const bool packed_;
   std::vector<Buffer> pieces_;
+  std::vector<int64_t> counts_, displs_;
   Buffer buffer_;
-  std::shared_ptr<Lists> lists_;  // the call's spans point into these
 };
 
 }  // namespace
@@ -101,8 +96,14 @@ void issue_part(const Call& call, int size, const PartOf& part, Schedule& schedu
   one.variant = 0;
   one.in = call.in.data == nullptr ? call.in : ins.buffer();
   one.out = call.out.data == nullptr ? call.out : outs.buffer();
-  if (!call.in_counts.empty()) one.in_counts = ins.counts(), one.in_displs = ins.displs();
-  if (!call.out_counts.empty()) one.out_counts = outs.counts(), one.out_displs = outs.displs();
+  if (!call.in_counts.empty()) {
+    one.in_counts = schedule.keep(ins.counts());
+    one.in_displs = schedule.keep(ins.displs());
+  }
+  if (!call.out_counts.empty()) {
+    one.out_counts = schedule.keep(outs.counts());
+    one.out_displs = schedule.keep(outs.displs());
+  }
   const auto gathered = ins.gather(schedule);
   const auto issued = schedule.issue(one, part.late ? schedule.late_after(gathered) : gathered, part.index);
   outs.spread(schedule, issued);

@@ -59,6 +59,12 @@ bool reduces_in_steps(const Call& call) {
   return defined(call.dtype, call.red) && call.red != RedOp::AVG && call.red != RedOp::PREMUL_SUM;
 }
 
+std::vector<int64_t> contiguous(std::span<const int64_t> counts) {
+  std::vector<int64_t> displs(counts.size());
+  std::exclusive_scan(counts.begin(), counts.end(), displs.begin(), int64_t{0});
+  return displs;
+}
+
 int64_t sent_elements(const Call& call) { return call.in_counts.empty() ? call.in.count : sum(call.in_counts); }
 
 int64_t received_elements(const Call& call) { return call.out_counts.empty() ? call.out.count : sum(call.out_counts); }

@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "base/ops.h"
@@ -98,6 +99,9 @@ int64_t message_bytes(const Call& call, int ranks);
 int64_t block_elements(const Call& call, int ranks);
 /// Whether the call's reduction is one of partial results, too.
 bool reduces_in_steps(const Call& call);
+
+/// The displacements of blocks without gaps.
+std::vector<int64_t> contiguous(std::span<const int64_t> counts);
 
 /// Elements on one side of this rank's call, without the gaps between blocks.
 int64_t sent_elements(const Call& call);

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <numeric>
 #include <span>
 #include <utility>
 #include <vector>
@@ -58,9 +57,7 @@ struct Plan {
   std::span<const int64_t> keep_counts(std::vector<int64_t> values) { return counts.emplace_back(std::move(values)); }
   /// Displacements of contiguous blocks.
   std::span<const int64_t> keep_packed(std::span<const int64_t> block_counts) {
-    std::vector<int64_t> displs(block_counts.size());
-    std::exclusive_scan(block_counts.begin(), block_counts.end(), displs.begin(), int64_t{0});
-    return keep_counts(std::move(displs));
+    return keep_counts(contiguous(block_counts));
   }
   void conclude() {
     if (finish.empty() && after.empty()) [[likely]]
