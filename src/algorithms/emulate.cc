@@ -43,7 +43,6 @@ class Emulation {
   }
 
  private:
-  int64_t bytes(int64_t count) const { return count * size_of(call_.dtype); }
   Buffer part(const Buffer& whole, int64_t offset, int64_t count) const {
     return slice(whole, call_.dtype, offset, count);
   }
@@ -77,7 +76,7 @@ class Emulation {
   Buffer out_block(int i) const { return block(call_.out, call_.out_counts, call_.out_displs, i); }
 
   // Memory for the contributions of all ranks, contiguous.
-  Buffer contributions(int64_t count) { return {schedule_.scratch(bytes(count) * size_), count * size_}; }
+  Buffer contributions(int64_t count) { return schedule_.buffer(count * size_, call_.dtype); }
   // When all contributions have arrived, combines them into the first one, in rank order, and copies that to `result`.
   void fold(const Buffer& all, const Buffer& result) {
     Schedule::Ids after = std::move(pending_);
@@ -146,8 +145,8 @@ class Emulation {
 
   void barrier() {
     const Buffer marks = contributions(1);
-    const Buffer mine = part(contributions(1), 0, 1);
-    std::fill_n(static_cast<std::byte*>(mine.data), bytes(1), std::byte{0});
+    const Buffer mine = schedule_.buffer(1, call_.dtype);
+    std::fill_n(static_cast<std::byte*>(mine.data), size_of(call_.dtype), std::byte{0});
     exchange([&](int) { return mine; }, [&](int i) { return part(marks, i, 1); });
   }
 

@@ -65,7 +65,7 @@ class Hierarchy {
   Buffer part(const Buffer& whole, int64_t offset, int64_t count) const {
     return slice(whole, call_.dtype, offset, count);
   }
-  Buffer scratch(int64_t count) { return {schedule_.scratch(bytes(count)), count}; }
+  Buffer scratch(int64_t count) { return schedule_.buffer(count, call_.dtype); }
 
   int length() const { return length(line_); }
   int length(int line) const { return static_cast<int>(lines_.all()[static_cast<std::size_t>(line)].size()); }

@@ -37,7 +37,7 @@ void ring(const Call& call, int size, uint8_t first, Schedule& schedule) {
   Buffer all = call.out;
   Schedule::Ids copied;
   if (block * size != count) {
-    all = {schedule.scratch(block * size * size_of(call.dtype)), block * size};
+    all = schedule.buffer(block * size, call.dtype);
     const auto pad = [all, from = call.out, dtype = call.dtype](Schedule&) {
       const auto bytes = static_cast<std::size_t>(from.count * size_of(dtype));
       auto* to = static_cast<std::byte*>(all.data);
@@ -46,7 +46,7 @@ void ring(const Call& call, int size, uint8_t first, Schedule& schedule) {
     };
     copied = {schedule.copy_by(all, call.out, call.dtype, pad)};
   }
-  const Buffer own{schedule.scratch(block * size_of(call.dtype)), block};
+  const Buffer own = schedule.buffer(block, call.dtype);
   const auto reduced = schedule.issue(step_of(call, Op::reduce_scatter, all, own), schedule.late_after(copied), first);
   const auto last = static_cast<uint8_t>(first + 1);
   const auto gathered = schedule.issue(step_of(call, Op::all_gather, own, all), {reduced}, last);
@@ -111,7 +111,7 @@ class Tree {
     const auto red = call_.red == RedOp::AVG ? RedOp::SUM : call_.red;
     std::vector<std::pair<Buffer, Schedule::Ids>> got;  // all are posted before the first one is combined
     each_child(stride, [&](int child) {
-      const Buffer theirs{schedule_.scratch(call_.out.count * size_of(call_.dtype)), call_.out.count};
+      const Buffer theirs = schedule_.buffer(call_.out.count, call_.dtype);
       got.emplace_back(theirs, message(Op::recv, child, theirs, {}, motif));
     });
     for (auto& [theirs, ids] : got) {

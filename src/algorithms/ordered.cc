@@ -49,7 +49,7 @@ class Ordered {
   Buffer part(const Buffer& whole, int64_t offset, int64_t count) const {
     return slice(whole, call_.dtype, offset, count);
   }
-  Buffer scratch(int64_t count) { return {schedule_.scratch(count * size_of(call_.dtype)), count}; }
+  Buffer scratch(int64_t count) { return schedule_.buffer(count, call_.dtype); }
 
   // Equal chunks: of an all_reduce in units that all ranks can share, the rest apart; else of each rank's block.
   void cut(const std::vector<Order>& orders) {

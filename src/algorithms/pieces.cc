@@ -49,7 +49,7 @@ class Piece {
       total += count;
     }
     if (packed_) {
-      buffer_ = {schedule.scratch(total * size_of(dtype)), total};
+      buffer_ = schedule.buffer(total, dtype);
     } else {
       buffer_ = side.single() ? pieces_.front() : side.buffer;
     }

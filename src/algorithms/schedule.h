@@ -117,6 +117,7 @@ class Schedule {
 
   /// Uninitialised memory that lives as long as the schedule.
   std::byte* scratch(int64_t bytes) { return memory_.emplace_back(bytes).get(); }
+  Buffer buffer(int64_t count, DType dtype) { return {scratch(count * size_of(dtype)), count}; }
   /// Keeps a list, as of counts or displacements, as long as the schedule.
   std::span<const int64_t> keep(std::vector<int64_t> values) {
     return make_object<std::vector<int64_t>>(std::move(values));

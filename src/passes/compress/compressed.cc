@@ -46,10 +46,7 @@ class Sum {
   }
 
  private:
-  Buffer buffer(Schedule& schedule) const {
-    const int64_t count = encoded_.count(0);
-    return {schedule.scratch(count * size_of(coded_)), count};
-  }
+  Buffer buffer(Schedule& schedule) const { return schedule.buffer(encoded_.count(0), coded_); }
 
   Schedule::Id decode(Schedule& schedule, std::size_t i, const Buffer& to, Schedule::Id after) {
     Call operands;
