@@ -77,14 +77,28 @@ class Emulation {
 
   // Memory for the contributions of all ranks, contiguous.
   Buffer contributions(int64_t count) { return schedule_.buffer(count * size_, call_.dtype); }
-  // When all contributions have arrived, combines them into the first one, in rank order, and copies that to `result`.
-  void fold(const Buffer& all, const Buffer& result) {
+  // That of rank `i`.
+  Buffer contribution(const Buffer& all, int i) const { return part(all, i * call_.out.count, call_.out.count); }
+  // When all contributions have arrived, combines them into the first one, in rank order; copies that to the output.
+  void fold(const Buffer& all) {
     Schedule::Ids after = std::move(pending_);
+    const Buffer sum = contribution(all, 0);
     for (int i = 1; i < size_; ++i) {
-      after = {schedule_.combine(part(all, 0, result.count), part(all, i * result.count, result.count), call_.dtype,
-                                 call_.red, after)};
+      after = {schedule_.combine(sum, contribution(all, i), call_.dtype, call_.red, after)};
     }
-    schedule_.copy(result, part(all, 0, result.count), call_.dtype, after);
+    schedule_.copy(call_.out, sum, call_.dtype, after);
+  }
+
+  // Receives the block of every other rank, and copies this rank's own.
+  template <class Place>
+  void collect(const Buffer& own, Place place) {
+    for (int i = 0; i < size_; ++i) {
+      if (i == rank_) {
+        copy(place(i), own);
+      } else {
+        receive(i, place(i));
+      }
+    }
   }
 
   void broadcast() {
@@ -96,40 +110,26 @@ class Emulation {
 
   void all_reduce() {
     const Buffer all = contributions(call_.out.count);
-    exchange([&](int) { return call_.out; }, [&](int i) { return part(all, i * call_.out.count, call_.out.count); });
-    fold(all, call_.out);
+    exchange([&](int) { return call_.out; }, [&](int i) { return contribution(all, i); });
+    fold(all);
   }
 
   void reduce() {
     if (call_.root != rank_) return send(call_.root, call_.out);
     const Buffer all = contributions(call_.out.count);
-    for (int i = 0; i < size_; ++i) {
-      const Buffer place = part(all, i * call_.out.count, call_.out.count);
-      if (i == rank_) {
-        copy(place, call_.out);
-      } else {
-        receive(i, place);
-      }
-    }
-    fold(all, call_.out);
+    collect(call_.out, [&](int i) { return contribution(all, i); });
+    fold(all);
   }
 
   void reduce_scatter() {
     const Buffer all = contributions(call_.out.count);
-    exchange([&](int i) { return in_block(i); },
-             [&](int i) { return part(all, i * call_.out.count, call_.out.count); });
-    fold(all, call_.out);
+    exchange([&](int i) { return in_block(i); }, [&](int i) { return contribution(all, i); });
+    fold(all);
   }
 
   void gather() {
     if (call_.root != rank_) return send(call_.root, call_.in);
-    for (int i = 0; i < size_; ++i) {
-      if (i == rank_) {
-        copy(out_block(i), call_.in);
-      } else {
-        receive(i, out_block(i));
-      }
-    }
+    collect(call_.in, [&](int i) { return out_block(i); });
   }
 
   void scatter() {
