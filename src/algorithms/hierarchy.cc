@@ -440,8 +440,7 @@ std::vector<int> Lines::members(int rank, Part part) const {
 }
 
 bool has_hierarchy(const Call& call) {
-  if (call.vectored || !row(call.op).is(kHierarchical)) return false;
-  return !row(call.op).is(kReduces) || reduces_in_steps(call);
+  return !call.vectored && row(call.op).is(kHierarchical) && reduces_in_steps(call);
 }
 
 void hierarchy(const Call& call, int rank, const Lines& lines, Schedule& schedule) {

@@ -166,10 +166,7 @@ bool has_ordered(Op op) {
   return traits.is(kHierarchical) && traits.is(kCuttable) && !traits.is(kRooted) && traits.extent != Extent::Exchange;
 }
 
-bool has_ordered(const Call& call) {
-  if (call.vectored || !has_ordered(call.op)) return false;
-  return !row(call.op).is(kReduces) || reduces_in_steps(call);
-}
+bool has_ordered(const Call& call) { return !call.vectored && has_ordered(call.op) && reduces_in_steps(call); }
 
 void ordered(const Call& call, const Grid& grid, const ChunkOrders& chunks, Schedule& schedule) {
   if (!has_ordered(call)) throw Error(ErrorCode::Unsupported, std::string(row(call.op).name) + ": no ordered form");

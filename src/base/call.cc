@@ -56,6 +56,7 @@ int64_t block_elements(const Call& call, int ranks) {
 }
 
 bool reduces_in_steps(const Call& call) {
+  if (!row(call.op).is(kReduces)) return true;
   return defined(call.dtype, call.red) && call.red != RedOp::AVG && call.red != RedOp::PREMUL_SUM;
 }
 

@@ -97,7 +97,7 @@ int64_t message_bytes(const Call& call, int ranks);
 
 /// The elements of the tensor, or of each rank's block; of calls with equal counts.
 int64_t block_elements(const Call& call, int ranks);
-/// Whether the call's reduction is one of partial results, too.
+/// Whether the data can be reduced in steps, by partial results; true if the call reduces nothing.
 bool reduces_in_steps(const Call& call);
 
 /// The displacements of blocks without gaps.
