@@ -84,14 +84,19 @@ std::shared_ptr<DeviceTimes> timing(Passage& passage, const Stream& stream) {
   return passage.notes.times = std::make_shared<DeviceTimes>(stream);
 }
 
+// Enqueues all but the copies behind the operation. Returns its times, which are not finished; null if it has none.
+std::shared_ptr<DeviceTimes> issue_in(Passage& passage, Lane& lane) {
+  auto times = timing(passage, lane.stream());
+  for (const auto& copy : passage.plan.before) copy(lane.stream());
+  mark_sent(passage.notes);
+  passage.slot->communicator->issue(passage.call, lane);
+  unflatten(passage.call, passage.plan);
+  return times;
+}
+
 void enqueue(Passage& passage, Lane& lane) {
-  auto& [group, slot, call, plan, asynchronous, interrupt, notes] = passage;
-  const auto times = timing(passage, lane.stream());
-  for (const auto& copy : plan.before) copy(lane.stream());
-  mark_sent(notes);
-  slot->communicator->issue(call, lane);
-  unflatten(call, plan);
-  for (const auto& copy : plan.behind) copy(lane.stream());
+  const auto times = issue_in(passage, lane);
+  for (const auto& copy : passage.plan.behind) copy(lane.stream());
   if (times != nullptr) times->finish(lane.stream());
 }
 
@@ -192,11 +197,7 @@ class Batch::Member {
     if (!(before == caller_)) plan.release = nullptr;  // which the caller's stream protects
     const StreamGuard guard(lane_.stream());
     point_->follow(lane_.stream(), before);
-    if (auto times = timing(passage, lane_.stream())) times_.push_back(std::move(times));
-    for (const auto& copy : plan.before) copy(lane_.stream());
-    mark_sent(passage.notes);
-    communicator_->issue(passage.call, lane_);
-    unflatten(passage.call, plan);
+    if (auto times = issue_in(passage, lane_)) times_.push_back(std::move(times));
     behind_.insert(behind_.end(), plan.behind.begin(), plan.behind.end());
     return {requests_of(passage, point_), point_};
   }
