@@ -113,8 +113,8 @@ auto counted(Passage& passage, const Body& body) {
   }
 }
 
-std::shared_ptr<Work> make_work(Passage& passage, std::vector<std::unique_ptr<Request>> requests,
-                                std::shared_ptr<StreamPoint> point = nullptr, bool brief = false) {
+std::shared_ptr<Work> make_work(Passage& passage, Requests requests, std::shared_ptr<StreamPoint> point = nullptr,
+                                bool brief = false) {
   auto& [group, slot, call, plan, asynchronous, interrupt, notes] = passage;
   if (plan.keep != nullptr) plan.kept = plan.keep(plan.keeper);
   auto& chosen = slot == nullptr ? group.slots().front() : *slot;
@@ -381,13 +381,12 @@ Error refusal(const Passage& passage, const Error& error) {
 }
 
 std::shared_ptr<Work> hold(Passage& passage, std::unique_ptr<Request> request) {
-  std::vector<std::unique_ptr<Request>> requests;
+  Requests requests;
   if (request != nullptr) requests.push_back(std::move(request));
-  return hold(passage, std::move(requests), nullptr);
+  return hold(passage, std::move(requests));
 }
 
-std::shared_ptr<Work> hold(Passage& passage, std::vector<std::unique_ptr<Request>> requests,
-                           std::shared_ptr<StreamPoint> point) {
+std::shared_ptr<Work> hold(Passage& passage, Requests requests, std::shared_ptr<StreamPoint> point) {
   passage.notes.sent = true;
   unflatten(passage.call, passage.plan);
   auto work = make_work(passage, std::move(requests), std::move(point));

@@ -23,7 +23,6 @@ namespace mcr {
 
 class Position;
 
-using Requests = std::vector<std::unique_ptr<Request>>;
 /// Issues the call of a task and adds its requests, even if it throws: the library still uses their memory.
 using Start = std::function<void(const Task&, Requests&)>;
 

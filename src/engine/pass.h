@@ -86,9 +86,8 @@ class Pass {
 /// Makes the Work of a call whose backend part is done later, by `request`, or is already done (null). It takes the
 /// plan, with the caller's tensors. The passage's slot must be set: its progress thread polls the Work.
 std::shared_ptr<Work> hold(Passage& passage, std::unique_ptr<Request> request);
-/// Makes the Work from several requests, for an operation that ends at a point of a device's work.
-std::shared_ptr<Work> hold(Passage& passage, std::vector<std::unique_ptr<Request>> requests,
-                           std::shared_ptr<StreamPoint> point);
+/// Makes the Work from several requests. `point`: where the operation ends, if that is in a device's work.
+std::shared_ptr<Work> hold(Passage& passage, Requests requests, std::shared_ptr<StreamPoint> point = nullptr);
 
 /// Keeps the communicators of a group that the call uses alive until the end of the scope. Throws refusal() if the
 /// group is closed.

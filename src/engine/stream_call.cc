@@ -121,8 +121,8 @@ class Launch {
   bool chained_;
 };
 
-std::vector<std::unique_ptr<Request>> requests_of(const Passage& passage, const std::shared_ptr<StreamPoint>& point) {
-  std::vector<std::unique_ptr<Request>> requests;
+Requests requests_of(const Passage& passage, const std::shared_ptr<StreamPoint>& point) {
+  Requests requests;
   if (point->captured()) return requests;  // complete when the graph is replayed, which is not visible here
   requests.reserve(2);
   requests.push_back(std::make_unique<Watch>(point, passage.slot->communicator, passage.call.timeout));

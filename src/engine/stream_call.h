@@ -16,7 +16,7 @@ std::unique_ptr<Request> passed(std::shared_ptr<StreamPoint> point);
 
 /// The outcome of enqueuing an operation.
 struct Enqueued {
-  std::vector<std::unique_ptr<Request>> requests;
+  Requests requests;
   std::shared_ptr<StreamPoint> point;
 };
 

@@ -42,6 +42,8 @@ class Request {
 /// within microseconds. Changes nothing in other threads.
 void poll_again_soon() noexcept;
 
+using Requests = std::vector<std::unique_ptr<Request>>;
+
 /// The target of issue(). A blocking lane is the caller's own thread: the operation is complete when issue() returns,
 /// or the backend passes its Request to track() and the caller waits for it, so that it can be interrupted. On a stream
 /// lane the operation is enqueued on a device's stream, and the provider of the stream tracks its completion. On any
@@ -59,14 +61,14 @@ class Lane {
   void set_source(int rank) { source_ = rank; }
   int source() const { return source_; }
   bool pending() const { return !requests_.empty(); }
-  std::vector<std::unique_ptr<Request>> take() { return std::exchange(requests_, {}); }
+  Requests take() { return std::exchange(requests_, {}); }
 
  private:
   bool blocking_;
   std::optional<Stream> stream_;
   int index_ = 0;
   int source_ = -1;
-  std::vector<std::unique_ptr<Request>> requests_;
+  Requests requests_;
 };
 
 }  // namespace mcr

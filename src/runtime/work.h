@@ -72,7 +72,7 @@ class Work {
   Work& operator=(const Work&) = delete;
 
   /// Takes the started requests. Called once, before the Work is shared.
-  void attach(std::vector<std::unique_ptr<Request>> requests) { requests_ = std::move(requests); }
+  void attach(Requests requests) { requests_ = std::move(requests); }
 
   /// Sets the point in a device's work at which the operation ends. Called once, before the Work is shared.
   void set_point(std::shared_ptr<StreamPoint> point) { point_ = std::move(point); }
@@ -173,7 +173,7 @@ class Work {
 
   const Context context_;
   Plan plan_;
-  std::vector<std::unique_ptr<Request>> requests_;
+  Requests requests_;
   std::size_t next_ = 0;  // requests before it have ended; guarded by busy_
   std::atomic<bool> finished_{false};
   std::shared_ptr<StreamPoint> point_;

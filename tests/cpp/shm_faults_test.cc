@@ -45,7 +45,7 @@ struct Vectored {
   Call call_;
 };
 
-std::vector<std::unique_ptr<Request>> start(shm::Engine& engine, const Call& call) {
+Requests start(shm::Engine& engine, const Call& call) {
   Lane lane(false);
   begin(engine, call, lane);
   return lane.take();

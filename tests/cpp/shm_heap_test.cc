@@ -90,7 +90,7 @@ TEST(started_collectives_of_shared_tensors) {
       in_heap = (rank + call) % 3 != 0;
       data.push_back(values(rank, kCount, call));
     }
-    std::vector<std::unique_ptr<Request>> requests;
+    Requests requests;
     for (auto& each : data) {
       Lane lane(false);
       engine.collective(call_of(Op::all_reduce, nullptr, &each), lane);

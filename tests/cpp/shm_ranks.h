@@ -106,7 +106,7 @@ inline int together(int size, const Body& body, int64_t most = 64 << 20) {
   return store.reads();
 }
 
-inline void wait(std::vector<std::unique_ptr<Request>> requests) {
+inline void wait(Requests requests) {
   for (const auto& request : requests) {
     while (!request->poll()) request->block(100ms);
   }

@@ -120,7 +120,7 @@ TEST(large_blocks_are_read_directly_or_in_pieces) {
     std::vector<Numbers> gathered(kCalls, Numbers(kCount));
     auto block = values(rank, rank == 0 ? 0 : kCount);
     const std::vector<int64_t> counts = {0, kCount}, displs = {0, 0};
-    std::vector<std::unique_ptr<Request>> requests;
+    Requests requests;
     for (auto& out : gathered) {
       auto call = call_of(Op::all_gather, &block, &out);
       call.vectored = true;
@@ -207,7 +207,7 @@ TEST(started_collectives_complete_in_order_whatever_is_waited_for) {
   together(3, [&](shm::Engine& engine, int rank) {
     std::vector<Numbers> data;
     for (int i = 0; i < kCalls; ++i) data.push_back(values(rank, i % 5 == 0 ? 30'000 : i + 1));
-    std::vector<std::unique_ptr<Request>> requests;
+    Requests requests;
     for (auto& one : data) {
       Lane lane(false);
       engine.collective(call_of(Op::all_reduce, nullptr, &one), lane);
@@ -227,7 +227,7 @@ TEST(messages_match_by_rank_tag_and_order) {
       // Three messages, received in another order; the second of tag 7 after the first.
       std::vector<Numbers> sent = {values(rank, count), values(rank, count, 1), values(rank, count, 2)};
       std::vector<Numbers> got(3, Numbers(static_cast<std::size_t>(count)));
-      std::vector<std::unique_ptr<Request>> requests;
+      Requests requests;
       const auto start = [&](Op op, Numbers& data, int peer, int tag) {
         Lane lane(false);
         auto call = call_of(op, nullptr, &data, peer);
@@ -325,7 +325,7 @@ TEST(many_short_messages_wait_for_a_late_receiver) {
   constexpr int kMessages = 3'000;
   together(2, [&](shm::Engine& engine, int rank) {
     auto data = values(0, kMessages);
-    std::vector<std::unique_ptr<Request>> requests;
+    Requests requests;
     Numbers got(kMessages);
     if (rank == 1) run(engine, call_of(Op::barrier, nullptr, nullptr));
     for (std::size_t i = 0; i < kMessages; ++i) {

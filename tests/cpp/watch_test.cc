@@ -195,7 +195,7 @@ TEST(an_operation_that_expires_fails_and_calls_back) {
   static const std::string backend = "fake";
   auto work =
       std::make_shared<Work>(Work::Context{Op::all_reduce, &kLabel, &backend, nullptr, nullptr, 1s, 3, 4}, Plan{});
-  std::vector<std::unique_ptr<Request>> requests;
+  Requests requests;
   requests.push_back(std::make_unique<Never>());
   work->attach(std::move(requests));
   bool called = false;
@@ -211,7 +211,7 @@ TEST(an_operation_that_expires_fails_and_calls_back) {
 TEST(a_time_limit_names_call_number_and_size) {
   static const std::string backend = "fake";
   Work work(Work::Context{Op::all_reduce, &kLabel, &backend, nullptr, nullptr, 1s, 3, 4}, Plan{});
-  std::vector<std::unique_ptr<Request>> requests;
+  Requests requests;
   requests.push_back(std::make_unique<Never>());
   work.attach(std::move(requests));
   try {

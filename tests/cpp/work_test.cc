@@ -45,7 +45,7 @@ std::shared_ptr<Work> work_of(std::unique_ptr<Request> request, Plan plan = {}) 
   static const std::string backend = "fake";
   auto work =
       std::make_shared<Work>(Work::Context{Op::all_reduce, &label, &backend, nullptr, nullptr, 1s}, std::move(plan));
-  std::vector<std::unique_ptr<Request>> requests;
+  Requests requests;
   requests.push_back(std::move(request));
   work->attach(std::move(requests));
   return work;

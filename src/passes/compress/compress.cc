@@ -160,7 +160,7 @@ Outcome Compress::run(Passage& passage, const Next& next, Compressed& compressed
   // The data is sent from memory of its own, so that the caller does not wait until the receiver has got the size and
   // posts its receive.
   if (compressed.sends_sizes_first()) stages_->start_now(passage, compressed.sized_data(), schedule);
-  const auto held = hold(passage, std::move(requests), nullptr);
+  const auto held = hold(passage, std::move(requests));
   if (passage.asynchronous) return {held};
   wait(*held, held->limit(), passage.interrupt);
   return {nullptr, held->source()};

@@ -293,7 +293,7 @@ std::shared_ptr<Work> FuseStream::carry(const Parts& parts) {
     requests.push_back(request_of(start_on(*shadow_, slot, task.call, schedule)));
   });
   Passage passage{*shadow_, &slot, first, plan, true};
-  auto work = hold(passage, requests_of(nullptr, run), nullptr);
+  auto work = hold(passage, requests_of(nullptr, run));
   work->poll();
   return work;
 }

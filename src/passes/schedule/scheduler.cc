@@ -232,7 +232,7 @@ Outcome Scheduler::run_planned(Passage& passage, const PlanControl::Turn& turn) 
     auto call = planned(passage, turn);
     auto requests = requests_of(control_->enforcer(), call.run);
     control_->enforcer()->submit(std::move(call));
-    work = hold(passage, std::move(requests), nullptr);
+    work = hold(passage, std::move(requests));
   } catch (const Error& error) {
     throw refusal(passage, error);
   }
