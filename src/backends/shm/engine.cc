@@ -176,7 +176,7 @@ bool Engine::complete_now(const Call& call, Cursor& cursor, int polls) {
   bool complete = false;
   poll(polls, {}, [&](Burst& burst) {
     complete = advance(call, blocks, cursor, burst);
-    return complete || failed_.load(std::memory_order_relaxed);
+    return complete || failed();
   });
   return complete;
 }
@@ -188,7 +188,7 @@ void Engine::collective(const Call& call, Lane& lane) {
   if (queue_.empty() &&
       complete_now(call, cursor, lane.blocking() ? waiting_.polls() : std::min(kPollsAtStart, waiting_.polls())))
     return;
-  if (failed_.load(std::memory_order_relaxed)) throw Error(ErrorCode::Backend, failure_);
+  if (failed()) throw Error(ErrorCode::Backend, failure_);
   auto later = make_pooled<Operation>(call, cursor);
   queue_.push_back(later);
   lane.track(std::make_unique<OperationRequest>(shared_from_this(), std::move(later)));
@@ -232,10 +232,10 @@ void Engine::await(const std::vector<std::shared_ptr<Message>>& messages, Lane& 
   burst.published = true;  // start() may have sent
   poll(lane.blocking() ? waiting_.polls() : 1, burst, [&](Burst& now) {
     move_messages(now);
-    return done() || failed_.load(std::memory_order_relaxed);
+    return done() || failed();
   });
-  const bool failed = std::ranges::any_of(messages, [](const auto& message) { return message->error.has_value(); });
-  if (done() && !failed) {
+  const bool sound = std::ranges::none_of(messages, [](const auto& message) { return message->error.has_value(); });
+  if (done() && sound) {
     const bool receive = messages.size() == 1 && !messages.front()->sends;
     if (receive && lane.blocking()) lane.set_source(messages.front()->source);
     if (!receive || lane.blocking()) return;
@@ -290,7 +290,7 @@ void Engine::exchange(const Call& call, Lane& lane) {
 // With the turn.
 void Engine::move_messages(Burst& burst) {
   messages_.progress(burst);
-  if (messages_.difference() && !failed_.load(std::memory_order_relaxed)) [[unlikely]]
+  if (messages_.difference() && !failed()) [[unlikely]]
     fail_with_all(*messages_.difference());
 }
 
@@ -314,8 +314,7 @@ bool Engine::advance_all() {
 
 bool Engine::try_progress() {
   const Turn turn(*this, std::try_to_lock);
-  if (!turn.owns() || failed_.load(std::memory_order_relaxed) || aborted_.load(std::memory_order_relaxed)) return false;
-  if (!advance_all()) return false;
+  if (!turn.owns() || failed() || aborted() || !advance_all()) return false;
   poll_again_soon();
   return true;
 }
@@ -344,8 +343,7 @@ void Engine::block(Nanoseconds limit, const std::function<bool()>& done) {
   // which wakes.
   waiting_.sleep(std::min<Nanoseconds>(limit, kCheck), [&] {
     const Turn turn(*this);
-    return aborted_.load(std::memory_order_relaxed) || failed_.load(std::memory_order_relaxed) || advance_all() ||
-           done();
+    return aborted() || failed() || advance_all() || done();
   });
   check_peers();
 }
@@ -353,9 +351,9 @@ void Engine::block(Nanoseconds limit, const std::function<bool()>& done) {
 // --- Faults ----------------------------------------------------------------------------------------------------------
 
 void Engine::check() {
-  if (aborted_.load(std::memory_order_relaxed)) [[unlikely]] {
+  if (aborted()) [[unlikely]] {
     const Turn turn(*this);
-    fail("the group has been aborted");
+    require_sound();
   }
   if (failed_.load(std::memory_order_acquire)) [[unlikely]]
     throw Error(ErrorCode::Backend, failure_);
@@ -364,9 +362,9 @@ void Engine::check() {
 // With the turn, since the thread that had it before may have failed. A call that began after a failure could match a
 // call of another rank that it does not belong to.
 void Engine::require_sound() {
-  if (aborted_.load(std::memory_order_relaxed)) [[unlikely]]
+  if (aborted()) [[unlikely]]
     fail("the group has been aborted");
-  if (failed_.load(std::memory_order_relaxed)) [[unlikely]]
+  if (failed()) [[unlikely]]
     throw Error(ErrorCode::Backend, failure_);
 }
 
@@ -384,7 +382,7 @@ void Engine::check_peers() {
     if (found == gone.end()) continue;
     const Turn turn(*this);
     // Data that the rank wrote before its end is still valid.
-    if (!failed_.load(std::memory_order_relaxed)) advance_all();
+    if (!failed()) advance_all();
     return fail("rank " + std::to_string(*found) + " of group '" + group_ + "' has died");
   }
 }
@@ -395,7 +393,7 @@ bool Engine::fail_after_peer() {
     if (peer == rank_ || segment_->bell(peer).failed.load(std::memory_order_acquire) == 0) continue;
     const Turn turn(*this);
     // Data that the rank wrote before is still valid.
-    if (!failed_.load(std::memory_order_relaxed)) advance_all();
+    if (!failed()) advance_all();
     if (!queue_.empty() || !messages_.idle())
       fail("rank " + std::to_string(peer) + " of group '" + group_ + "' takes part no more, after an error there");
     return true;
@@ -405,7 +403,7 @@ bool Engine::fail_after_peer() {
 
 // With the turn. Keeps the first failure; the memory of callers is not accessed after it.
 void Engine::fail(const std::string& text) {
-  if (failed_.load(std::memory_order_relaxed)) return;
+  if (failed()) return;
   offers_.withdraw();
   queue_.clear();
   messages_.clear();
@@ -431,7 +429,7 @@ void Engine::leave() noexcept {
   leaving_ = true;
   try {
     // This rank may not have looked yet at what ends its last calls.
-    if (!failed_.load(std::memory_order_relaxed) && !aborted_.load(std::memory_order_relaxed)) advance_all();
+    if (!failed() && !aborted()) advance_all();
   } catch (const std::exception&) {  // no memory: some calls stay incomplete
   }
   note_end();
@@ -439,14 +437,14 @@ void Engine::leave() noexcept {
 
 // With the turn, once this rank has left.
 void Engine::note_end() {
-  const bool clean = !failed_.load(std::memory_order_relaxed) && !given_up_ && queue_.empty() && messages_.idle();
+  const bool clean = !failed() && !given_up_ && queue_.empty() && messages_.idle();
   segment_->bell(rank_).left.store(clean ? Bell::kClean : Bell::kEarly, std::memory_order_release);
 }
 
 void Engine::abandon(const std::shared_ptr<Operation>& operation) noexcept {
   if (forked()) return;
   const Turn turn(*this);
-  if (failed_.load(std::memory_order_relaxed) || operation->done.load(std::memory_order_relaxed)) return;
+  if (failed() || operation->done.load(std::memory_order_relaxed)) return;
   fail("group '" + group_ + "': this rank has given up an earlier " + std::string(row(operation->call.op).name) +
        " before it was complete");
 }

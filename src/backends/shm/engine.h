@@ -83,6 +83,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void await(const std::vector<std::shared_ptr<Message>>& messages, Lane& lane);
   bool try_progress();
   bool forked() const;
+  // Without the turn, failure_ may be read only after an acquiring load.
+  bool failed() const { return failed_.load(std::memory_order_relaxed); }
+  bool aborted() const { return aborted_.load(std::memory_order_relaxed); }
   void check_peers();
   bool fail_after_peer();
   void require_sound();
