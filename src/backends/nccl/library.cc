@@ -9,6 +9,16 @@
 
 namespace mcr::nccl {
 
+namespace {
+
+void* opened(const std::string& name) {
+  void* const handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) throw Error(ErrorCode::Unavailable, dlerror());
+  return handle;
+}
+
+}  // namespace
+
 std::string version_text(int code) {
   // Up to 2.8 the code had one digit less.
   const int major = code < 10000 ? code / 1000 : code / 10000;
@@ -16,34 +26,27 @@ std::string version_text(int code) {
   return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(code % 100);
 }
 
-Symbols::Symbols(const std::string& path)
-    : handle_(dlopen(path.empty() ? "libnccl.so.2" : path.c_str(), RTLD_NOW | RTLD_LOCAL)) {
-  if (handle_ == nullptr) throw Error(ErrorCode::Unavailable, dlerror());
-}
-
-bool Symbols::has(const char* name) const { return dlsym(handle_, name) != nullptr; }
-
-void* Symbols::find(const char* name, std::vector<std::string>& missing) const {
-  void* const symbol = dlsym(handle_, name);
-  if (symbol == nullptr) missing.emplace_back(name);
-  return symbol;
-}
-
 Library::Library(const std::string& path)
-    : symbols_(path),
+    : name_(path.empty() ? "libnccl.so.2" : path),
+      handle_(opened(name_)),
       error_string_(reinterpret_cast<const char* (*)(Result)>(bind("ncclGetErrorString", true))),
       last_error_(reinterpret_cast<const char* (*)(Comm)>(bind("ncclGetLastError", false))) {
-  const std::string name = path.empty() ? "libnccl.so.2" : path;
   if (get_version) get_version(&version_);
   if (get_version && version_ < kOldestVersion) {
     throw Error(ErrorCode::Unavailable,
-                name + ": expected NCCL " + version_text(kOldestVersion) + " or newer, got " + version_text(version_));
+                name_ + ": expected NCCL " + version_text(kOldestVersion) + " or newer, got " + version_text(version_));
   }
   if (!missing_needed_.empty()) {
     throw Error(ErrorCode::Unavailable,
-                name + ": expected an NCCL library, got one without " + joined(missing_needed_));
+                name_ + ": expected an NCCL library, got one without " + joined(missing_needed_));
   }
-  stand_in_ = symbols_.has("mcr_dl_stand_in");
+  stand_in_ = dlsym(handle_, "mcr_dl_stand_in") != nullptr;
+}
+
+void* Library::bind(const char* name, bool needed) {
+  void* const symbol = dlsym(handle_, name);
+  if (symbol == nullptr) (needed ? missing_needed_ : missing_optional_).emplace_back(name);
+  return symbol;
 }
 
 std::string Library::text() const {

@@ -70,19 +70,6 @@ inline constexpr int kFloat8Version = 22400;
 /// "2.28.3" from 22803.
 std::string version_text(int code);
 
-/// A shared library and the symbols it lacks.
-class Symbols {
- public:
-  /// Throws Unavailable with the loader's reason.
-  explicit Symbols(const std::string& path);
-  /// Null if the library lacks the symbol; its name is then added to the list.
-  void* find(const char* name, std::vector<std::string>& missing) const;
-  bool has(const char* name) const;
-
- private:
-  void* handle_;  // never closed: the library's threads may still run
-};
-
 class Library;
 
 /// A function of the library that returns a result. Calling it throws Error(Backend) with NCCL's text.
@@ -104,7 +91,8 @@ class Routine {
 /// All functions of one library. Immutable and thread-safe.
 class Library {
   // Declared before the functions, which use them when they are bound.
-  Symbols symbols_;
+  const std::string name_;
+  void* const handle_;  // never closed: the library's threads may still run
   std::vector<std::string> missing_needed_, missing_optional_;
   const char* (*error_string_)(Result) = nullptr;
   const char* (*last_error_)(Comm) = nullptr;
@@ -158,9 +146,7 @@ class Library {
  private:
   template <class...>
   friend class Routine;
-  void* bind(const char* name, bool needed) {
-    return symbols_.find(name, needed ? missing_needed_ : missing_optional_);
-  }
+  void* bind(const char* name, bool needed);
 };
 
 template <class... Args>
