@@ -232,7 +232,7 @@ class Issue {
     timing_.trial->waited({});
   }
 
-  Group::Slot& choose() {
+  Slot& choose() {
     auto& [group, slot, call, plan, asynchronous, interrupt, notes] = passage_;
     const auto bytes = timing_.direct ? notes.bytes : message_bytes(call, group.size());
     for (;;) {
@@ -410,7 +410,7 @@ Outcome Next::operator()(Passage& passage) const {
   return {nullptr, Issue(passage, nullptr, false).run()};
 }
 
-int run(Group& group, Group::Slot* slot, Call& call, Plan& plan, Interrupt interrupt, CallerLock* lock) {
+int run(Group& group, Slot* slot, Call& call, Plan& plan, Interrupt interrupt, CallerLock* lock) {
   Passage passage{group, slot, call, plan, false, interrupt};
   if (!admit(passage)) return -1;
   if (passage.notes.seq == 0) [[unlikely]] {
@@ -425,8 +425,7 @@ int run(Group& group, Group::Slot* slot, Call& call, Plan& plan, Interrupt inter
   return counted(passage, [&] { return Issue(passage, lock).run(); });
 }
 
-std::shared_ptr<Work> start(Group& group, Group::Slot* slot, Call& call, Plan& plan, CallerLock* lock,
-                            Interrupt interrupt) {
+std::shared_ptr<Work> start(Group& group, Slot* slot, Call& call, Plan& plan, CallerLock* lock, Interrupt interrupt) {
   Passage passage{group, slot, call, plan, true, interrupt};
   if (!admit(passage)) return nothing_to_do(passage);
   if (passage.notes.seq == 0) [[unlikely]] {
@@ -439,7 +438,7 @@ std::shared_ptr<Work> start(Group& group, Group::Slot* slot, Call& call, Plan& p
   return counted(passage, [&] { return Issue(passage, lock).start(); });
 }
 
-std::shared_ptr<Work> start_around_passes(Group& group, Group::Slot* slot, Call& call, Plan& plan) {
+std::shared_ptr<Work> start_around_passes(Group& group, Slot* slot, Call& call, Plan& plan) {
   Passage passage{group, slot, call, plan, true};
   if (!admit(passage)) return nothing_to_do(passage);
   if (passage.notes.seq == 0) enter_with_passes(passage);

@@ -179,7 +179,7 @@ void Group::compare(const std::string& name) {
   slots_.insert(last.base(), *slot);
 }
 
-Group::Slot* Group::find(std::string_view name) {
+Slot* Group::find(std::string_view name) {
   if (closed()) return nullptr;
   if (auto* slot = compared(name)) return slot;
   if (auto* slot = named(name)) return slot;
@@ -191,14 +191,14 @@ Group::Slot* Group::find(std::string_view name) {
   return with_share(*candidate);
 }
 
-Group::Slot* Group::compared(std::string_view name) { return slot_in(slots_, name); }
+Slot* Group::compared(std::string_view name) { return slot_in(slots_, name); }
 
-Group::Slot* Group::named(std::string_view name) {
+Slot* Group::named(std::string_view name) {
   const std::lock_guard lock(mutex_);
   return slot_in(named_, name);
 }
 
-Group::Slot* Group::with_share(const Candidate& candidate) {
+Slot* Group::with_share(const Candidate& candidate) {
   if (candidate.variant.empty() || !candidate.codec.empty()) return nullptr;
   const auto* whole = compared(candidate.backend);
   if (whole == nullptr || whole->striped == nullptr) return nullptr;

@@ -30,8 +30,6 @@ inline Error destroyed_group() { return {ErrorCode::NotInitialized, "the group h
 /// take part in.
 class Group : public std::enable_shared_from_this<Group> {
  public:
-  using Slot = mcr::Slot;
-
   explicit Group(GroupSpec spec);
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;

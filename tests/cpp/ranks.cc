@@ -146,12 +146,12 @@ void together(int size, const std::function<void(Group&, const std::shared_ptr<G
   for (auto& thread : threads) thread.join();
 }
 
-int run(Group& group, Call call, Group::Slot* slot) {
+int run(Group& group, Call call, Slot* slot) {
   Plan plan;
   return mcr::run(group, slot, call, plan, nullptr);
 }
 
-std::shared_ptr<Work> start(Group& group, Call call, Group::Slot* slot) {
+std::shared_ptr<Work> start(Group& group, Call call, Slot* slot) {
   Plan plan;
   return mcr::start(group, slot, call, plan);
 }

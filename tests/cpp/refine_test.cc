@@ -59,7 +59,7 @@ class Trio {
   std::string choose(const Call& call) { return group().choose(call).name; }
 
   /// Runs the call that many times; how often each candidate got it.
-  std::map<std::string, int> run(Call call, int times, Group::Slot* slot = nullptr) {
+  std::map<std::string, int> run(Call call, int times, Slot* slot = nullptr) {
     std::vector<std::byte> data(static_cast<std::size_t>(call.out.count * size_of(call.dtype)));
     call.out.data = call.in.data = data.data();
     clear();

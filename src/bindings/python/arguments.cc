@@ -86,7 +86,7 @@ Candidate candidate_of(std::string_view name) {
   }
 }
 
-Group::Slot* named_slot(Group& group, const Candidate& candidate, PyObject* value) {
+Slot* named_slot(Group& group, const Candidate& candidate, PyObject* value) {
   const auto name = candidate.name();
   if (name == "auto") return nullptr;
   if (auto* slot = group.find(name)) return slot;
@@ -211,14 +211,14 @@ const Coding& coding(PyObject* value) {
   return coding_of(string(value, "codec", "a specification such as 'int8:block=64'"));
 }
 
-Group::Slot* backend_slot(Group& group, PyObject* value) {
+Slot* backend_slot(Group& group, PyObject* value) {
   const Coding* coding = nullptr;
   auto* slot = backend_slot(group, value, coding);
   if (coding == nullptr) return slot;
   wrong(ErrorCode::InvalidArgument, "backend", "a candidate without a codec", represented(value));
 }
 
-Group::Slot* backend_slot(Group& group, PyObject* value, const Coding*& coding) {
+Slot* backend_slot(Group& group, PyObject* value, const Coding*& coding) {
   const auto name = string(value, "backend", "the name of a backend");
   if (name == "auto") return nullptr;
   if (auto* slot = group.find(name)) return slot;

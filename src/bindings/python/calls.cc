@@ -341,7 +341,7 @@ class Binder {
   const Signature& signature_;
   PyObject** slots_;
   Group* group_ = nullptr;
-  Group::Slot* chosen_ = nullptr;
+  Slot* chosen_ = nullptr;
   bool in_world_ = false;  // the default group is kept for this call
   bool asynchronous_ = false;
   bool is_root_ = false;

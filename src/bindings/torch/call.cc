@@ -132,7 +132,7 @@ TorchCall::TensorList TorchCall::results() const {
   return out_ == nullptr ? TensorList{} : TensorList{*out_};
 }
 
-Group::Slot* TorchCall::prepare() {
+Slot* TorchCall::prepare() {
   tensors_.describe(call_, plan_);
   tensors_.place_factor(call_);
   plan_.keeper = this;

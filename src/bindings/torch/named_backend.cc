@@ -29,7 +29,7 @@ py::object current() {
 
 std::atomic<int> NamedBackend::blocks_{0};
 
-Group::Slot* NamedBackend::slot(Group& group) {
+Slot* NamedBackend::slot(Group& group) {
   const Locked locked;
   const auto name = current();
   return name.is_none() ? nullptr : backend_slot(group, name.ptr());
