@@ -26,7 +26,7 @@ Call kind_of(const Call& call, int64_t bytes) {
   return kind;
 }
 
-uint64_t scatter(uint64_t value) {
+uint64_t mixed_bits(uint64_t value) {
   value += 0x9e3779b97f4a7c15;
   value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
   value = (value ^ (value >> 27)) * 0x94d049bb133111eb;

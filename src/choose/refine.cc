@@ -40,7 +40,8 @@ Refinement::Turn Refinement::next(const Call& call, int64_t bytes) {
   if (count / period_ != bucket.window) {
     bucket.window = count / period_;
     // At a random index of the window: a fixed index might hit the same line of a program's loop every time.
-    bucket.trial = static_cast<int64_t>(scatter(static_cast<uint64_t>(bucket.window)) % static_cast<uint64_t>(period_));
+    const auto random = mixed_bits(static_cast<uint64_t>(bucket.window));
+    bucket.trial = static_cast<int64_t>(random % static_cast<uint64_t>(period_));
     bucket.timed = (bucket.trial + period_ / 2) % period_;
   }
   const int64_t place = count % period_;
@@ -77,8 +78,8 @@ void Refinement::add(Series& series, std::chrono::nanoseconds time) {
 
 int64_t Refinement::fingerprint() const {
   std::lock_guard lock(mutex_);
-  auto state = scatter(static_cast<uint64_t>(period_));
-  const auto mix = [&](uint64_t value) { state = scatter(state ^ value); };
+  auto state = mixed_bits(static_cast<uint64_t>(period_));
+  const auto mix = [&](uint64_t value) { state = mixed_bits(state ^ value); };
   for (const auto& bucket : order_) {
     mix(kind_key(bucket->call, size_class(bucket->call.size_hint)));
     mix(static_cast<uint64_t>(bucket->call.dtype) * kReductions.size() + static_cast<uint64_t>(bucket->call.red));

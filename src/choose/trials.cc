@@ -145,7 +145,7 @@ std::optional<Trials::Turn> Trials::next(const Call& call, int64_t bytes, const 
   if (count >= kRounds[bucket.round].tries * width) return Turn{.candidate = bucket.best, .trial = nullptr};
   // The order changes from turn to turn: a program's loop may have several calls of one bucket.
   const auto turn = static_cast<uint64_t>(count / width);
-  const auto place = (static_cast<uint64_t>(count) + scatter(turn)) % static_cast<uint64_t>(width);
+  const auto place = (static_cast<uint64_t>(count) + mixed_bits(turn)) % static_cast<uint64_t>(width);
   const Trial::Place timed{number, bucket.round, place, turn};
   return Turn{.candidate = bucket.tried[place].index, .trial = std::make_shared<Trial>(shared_from_this(), timed)};
 }

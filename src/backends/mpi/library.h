@@ -168,14 +168,14 @@ class Library {
   ForcedAlgorithms& forced_algorithms() { return forced_; }
 
  private:
+  void start_variants();
+  void stop_variants();
+
   ThreadLock mutex_;
   bool serialized_ = true;
   bool device_memory_ = false;
   bool ready_ = false;
   bool ours_ = false;
-  void start_variants();
-  void stop_variants();
-
   Algorithms algorithms_;
   ForcedAlgorithms forced_;
   bool tools_ = false;                // whether MPI_T was started

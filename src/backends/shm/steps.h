@@ -35,11 +35,10 @@ class Steps {
   void write(const Blocks& blocks);
   bool read(const Call& call, const Blocks& blocks, Position& position);
   bool combine(const Call& call, const Blocks& blocks);
+  void check(int rank);
 
   Segment& segment_;
   const int rank_, size_;
-  void check(int rank);
-
   uint64_t step_ = 0;              // the current step
   uint64_t digest_ = 0;            // of its call, in place
   std::vector<uint64_t> reached_;  // by rank: the last known number of steps reached

@@ -23,10 +23,10 @@ constexpr std::chrono::milliseconds kSlice{20};
 
 constexpr uint64_t kHighest = uint64_t{1} << 63U;
 
-// Of what makes calls of different iterations equal, which is equal on all ranks: a root has other counts than the
-// others, and the counts of vectored calls change from one to the next.
-// Iterations begin where signatures are least: with a call of all ranks if there is one, as other groups may leave
-// their plans without the knowledge of the other ranks.
+// A digest of what is equal on all ranks and makes calls of different iterations equal. The counts of a rank are not: a
+// root has others than the other ranks, and those of vectored calls change from one to the next. The highest bit is set
+// unless all ranks make the call: iterations begin where signatures are least, and should begin with a call of all
+// ranks, as other groups may leave their plans without the knowledge of the other ranks.
 uint64_t signature_of(const Passage& passage, bool all_ranks) {
   const Call& call = passage.call;
   uint64_t found = 0;
