@@ -62,10 +62,15 @@ bool interruptible() { return flag_of_variable("MCR_DL_MPI_INTERRUPTIBLE", false
 MPI_Datatype type_of(DType dtype) {
   switch (dtype) {
     case DType::Byte:
+    case DType::Float8_e4m3fn:
+    case DType::Float8_e5m2:
+    case DType::Bool:
       return MPI_UINT8_T;
     case DType::Char:
       return MPI_INT8_T;
     case DType::UInt16:
+    case DType::Half:
+    case DType::BFloat16:
       return MPI_UINT16_T;
     case DType::Short:
       return MPI_INT16_T;
@@ -77,20 +82,10 @@ MPI_Datatype type_of(DType dtype) {
       return MPI_UINT64_T;
     case DType::Long:
       return MPI_INT64_T;
-    case DType::Float8_e4m3fn:
-      return MPI_UINT8_T;
-    case DType::Float8_e5m2:
-      return MPI_UINT8_T;
-    case DType::Half:
-      return MPI_UINT16_T;
-    case DType::BFloat16:
-      return MPI_UINT16_T;
     case DType::Float:
       return MPI_FLOAT;
     case DType::Double:
       return MPI_DOUBLE;
-    case DType::Bool:
-      return MPI_UINT8_T;
     case DType::ComplexFloat:
       return MPI_C_FLOAT_COMPLEX;
     case DType::ComplexDouble:

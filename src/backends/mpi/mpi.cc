@@ -249,17 +249,14 @@ class MpiCommunicator : public OpMethods<MpiCommunicator> {
   /// `args` are the arguments between the routine's name and the communicator; `vectors` holds what they point to.
   template <class Run, class Start, class... Args>
   void post(const Call& call, Lane& lane, const Routine<Run, Start>& routine, Vectors vectors, Args... args) {
-    if (lane.blocking()) {
+    const auto issue = [&](const auto& function, auto... handle) {
       const auto lock = library_.lock();
       const auto algorithm = library_.algorithms().use(call.op, call.variant);
-      return mpi::check(routine.run(args..., comm(call)), routine.run.name());
-    }
+      mpi::check(function(args..., comm(call), handle...), function.name());
+    };
+    if (lane.blocking()) return issue(routine.run);
     auto operation = std::make_unique<Operation>(routine.start.name(), std::move(vectors));
-    {
-      const auto lock = library_.lock();
-      const auto algorithm = library_.algorithms().use(call.op, call.variant);
-      mpi::check(routine.start(args..., comm(call), operation->handle()), routine.start.name());
-    }
+    issue(routine.start, operation->handle());
     lane.track(std::move(operation));
   }
 
