@@ -49,12 +49,11 @@ Schedule::Id fill(Schedule& schedule, Buffer fused, Layout from) {
 
 }  // namespace
 
-Schedule::Id fuse(std::span<const Call> calls, int rank, int size, Schedule& schedule,
-                  const std::function<std::byte*(int64_t)>& allocate) {
+Schedule::Id fuse(std::span<const Call> calls, int rank, int size, Schedule& schedule, int64_t least) {
   Call fused = calls.front();
   for (const auto& call : calls) fused.timeout = std::max(fused.timeout, call.timeout);
   const auto reserve = [&](const Layout& one) {
-    return Buffer{allocate(one.elements() * size_of(one.dtype)), one.elements()};
+    return Buffer{schedule.scratch(std::max(one.elements() * size_of(one.dtype), least)), one.elements()};
   };
   auto outs = layout(calls, &Call::out, fused.op == Op::all_gather ? size : 1);
   fused.out = reserve(outs);

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <span>
 
 #include "algorithms/schedule.h"
@@ -12,8 +10,7 @@ namespace mcr {
 
 /// Adds one collective that does the work of `calls`, which are of one kind: all_reduce, broadcast, all_gather or
 /// reduce_scatter of one type, reduction and root. Its inputs are copied to a fused buffer, and the results to the
-/// outputs of the calls. `allocate(bytes)` gives memory that lives as long as the schedule. Returns the Issue.
-Schedule::Id fuse(std::span<const Call> calls, int rank, int size, Schedule& schedule,
-                  const std::function<std::byte*(int64_t)>& allocate);
+/// outputs of the calls. A fused buffer has at least `least` bytes: equal sizes can be reused. Returns the Issue.
+Schedule::Id fuse(std::span<const Call> calls, int rank, int size, Schedule& schedule, int64_t least = 0);
 
 }  // namespace mcr

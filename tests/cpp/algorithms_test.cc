@@ -170,7 +170,7 @@ void check_fused(Op op, DType dtype, RedOp red, int size, uint32_t seed) {
     auto& schedule = schedules[index];
     std::vector<Call> calls;
     for (const auto& one : got) calls.push_back(one.calls[index]);
-    const auto issued = fuse(calls, rank, size, schedule, [&](int64_t bytes) { return schedule.scratch(bytes); });
+    const auto issued = fuse(calls, rank, size, schedule);
     CHECK(schedule.tasks()[issued].call.out.count != 0 && !schedule.late());
   }
   const auto problem = interpreter::run(schedules, seed);

@@ -42,7 +42,7 @@ void release(const Parts& parts, const std::shared_ptr<Work>& carrier, const std
 FusePart::FusePart(const Call& held, const Slot& of) : call(held), slot(of), kind(kind_of(held, of)) {}
 
 FuseStream::FuseStream(std::shared_ptr<Group> shadow, FuseLimits limits)
-    : shadow_(std::move(shadow)), limits_(limits), pool_(limits.buffer_bytes) {}
+    : shadow_(std::move(shadow)), limits_(limits) {}
 
 std::shared_ptr<FusePart> FuseStream::join(const Call& call, const Slot& slot) {
   const auto part = std::make_shared<FusePart>(call, slot);
@@ -282,12 +282,7 @@ std::shared_ptr<Work> FuseStream::carry(const Parts& parts) {
   std::vector<Call> calls;
   for (const auto& part : parts) calls.push_back(part->call);
   const auto schedule = Schedule::make();
-  fuse(calls, shadow_->rank(), shadow_->size(), *schedule, [&](int64_t bytes) {
-    auto lease = pool_.lease(bytes);
-    auto* memory = lease.get();
-    schedule->own(std::move(lease));
-    return memory;
-  });
+  fuse(calls, shadow_->rank(), shadow_->size(), *schedule, limits_.buffer_bytes);
   const auto run = make_pooled<Run>(schedule);
   run->begin([&](const Task& task, Requests& requests) {
     requests.push_back(request_of(start_on(*shadow_, slot, task.call, schedule)));

@@ -14,7 +14,6 @@
 #include "engine/deferred.h"
 #include "engine/executor.h"
 #include "engine/pass.h"
-#include "passes/fuse/pool.h"
 
 namespace mcr {
 
@@ -106,7 +105,6 @@ class FuseStream : public std::enable_shared_from_this<FuseStream> {
 
   const std::shared_ptr<Group> shadow_;
   const FuseLimits limits_;
-  FusePool pool_;
   const std::shared_ptr<Executor> executor_ = std::make_shared<Executor>(true);
   mutable std::mutex mutex_;    // guards all members below
   std::shared_ptr<Run> round_;  // the running one; null if no call is held
