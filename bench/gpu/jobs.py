@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts ranks, shows their stacks when they hang, and collects their files."""
+"""The options of the stages; starts ranks, shows their stacks when they hang, and collects their files."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import faulthandler
 import importlib
@@ -23,6 +24,21 @@ _START_SECONDS = 18.0  # importing torch, meeting, making groups; and ending
 _TAIL = 3000
 _BEGIN = repr(time.time())
 NOT_RUN = 77  # exit code of a stage that does not apply here
+
+
+def parser(
+    text: str | None, *, backend: bool = True, ranks: int | None = 1, limit: float = 60
+) -> argparse.ArgumentParser:
+    """The options that stages share; ``ranks`` and ``limit`` are defaults. With None there is no ``--ranks``."""
+    result = argparse.ArgumentParser(description=text)
+    if backend:
+        result.add_argument("--backend", default="nccl")
+    result.add_argument("--device", default="cuda")
+    if ranks is not None:
+        result.add_argument("--ranks", type=int, default=ranks)
+    result.add_argument("--limit", type=float, default=limit, help="seconds for everything")
+    result.add_argument("folder", type=Path)
+    return result
 
 
 def enter(module: str, name: str, kind: str, args: tuple[Any, ...]) -> None:

@@ -5,9 +5,7 @@ instead of ``mpi``. One rank or several, under run_local or any launcher.
 
 from __future__ import annotations
 
-import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -55,13 +53,7 @@ def on_rank(first: str, kind: str, folder: str, name: str) -> None:
 
 def main() -> int:
     """Start the ranks; exit code 1 if a value is wrong."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--backend", default="nccl")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--limit", type=float, default=40)
-    parser.add_argument("folder", type=Path)
-    given = parser.parse_args()
+    given = jobs.parser(__doc__, limit=40).parse_args()
     name = f"listing4-{given.ranks}"
     args = (given.backend, given.device, str(given.folder), name)
     problem = jobs.run(

@@ -14,7 +14,6 @@ which then is a copy.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import random
 import statistics
@@ -238,14 +237,9 @@ def _line(document: dict[str, Any]) -> str:
 
 def main() -> int:
     """Start the ranks. Exit code 1 if they did not finish; a missed target is a result, not a failure."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--backend", default="nccl")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--ranks", type=int, default=1)
+    parser = jobs.parser(__doc__)
     parser.add_argument("--seconds", type=float, default=30)
-    parser.add_argument("--limit", type=float, default=60)
     parser.add_argument("--no-raw", action="store_true", help="without raw NCCL calls")
-    parser.add_argument("folder", type=Path)
     given = parser.parse_args()
     name = f"overhead-{given.ranks}"
     loop = "" if given.no_raw else str(raw.build(given.folder))

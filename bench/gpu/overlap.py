@@ -14,7 +14,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -229,14 +228,9 @@ def _line(notes: dict[str, Any]) -> str:
 
 def main() -> int:
     """Start the ranks; exit code 1 if they did not finish."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--backend", default="nccl")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--ranks", type=int, default=1)
+    parser = jobs.parser(__doc__)
     parser.add_argument("--staging", action="store_true", help="instead: chunk sizes of staged host libraries")
     parser.add_argument("--staging-bytes", type=int, default=64 << 20)
-    parser.add_argument("--limit", type=float, default=60)
-    parser.add_argument("folder", type=Path)
     given = parser.parse_args()
     if given.staging:
         results, problem = _staging(given)

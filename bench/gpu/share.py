@@ -8,12 +8,10 @@ Exit code 77 and the reason in the last line if they cannot: results of mcr_dl w
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import traceback
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as torch_dist
@@ -49,11 +47,7 @@ def on_rank(kind: str, folder: str) -> None:
 
 def main() -> int:
     """Start the ranks; 0 if they can share, else 77."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--limit", type=float, default=40)
-    parser.add_argument("folder", type=Path)
-    given = parser.parse_args()
+    given = jobs.parser(__doc__, backend=False, ranks=None, limit=40).parse_args()
     problem = jobs.run(
         "gpu.share:on_rank", (given.device, str(given.folder)), ranks=_RANKS, kind=given.device, limit=given.limit,
         log=given.folder / _NAME,

@@ -6,14 +6,12 @@ python -m gpu.streams --backend nccl --ranks 1 FOLDER
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import os
 import sys
 import time
 import traceback
-from pathlib import Path
 from typing import Any
 
 from gpu import jobs
@@ -76,13 +74,8 @@ def merged(notes: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 def main() -> int:
     """Start the ranks; exit code 1 if a check failed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--backend", default="nccl", help="the one that is checked; others join in where they work")
-    parser.add_argument("--with", dest="others", default="gloo")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--limit", type=float, default=60)
-    parser.add_argument("folder", type=Path)
+    parser = jobs.parser(__doc__)
+    parser.add_argument("--with", dest="others", default="gloo", help="backends that join in where they work")
     given = parser.parse_args()
     name = f"streams-{given.ranks}"
     backends = [given.backend, *(each for each in given.others.split(",") if each and each != given.backend)]

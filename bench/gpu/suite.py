@@ -6,7 +6,6 @@ python -m gpu.suite --backend nccl --ranks 2 --seconds 30 FOLDER
 
 from __future__ import annotations
 
-import argparse
 import faulthandler
 import random
 import signal
@@ -230,13 +229,8 @@ def main() -> int:
     """Start the ranks. Exit code 1 if a case failed or the ranks did not finish."""
     from mcr_dl.testing import position
 
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--backend", default="nccl")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--ranks", type=int, default=1)
+    parser = jobs.parser(__doc__)
     parser.add_argument("--seconds", type=float, default=30, help="time for the cases")
-    parser.add_argument("--limit", type=float, default=60, help="time for everything")
-    parser.add_argument("folder", type=Path)
     given = parser.parse_args()
     name = f"suite-{given.backend}-{given.ranks}"
     seconds = jobs.working_seconds(given.seconds, given.limit)

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -147,15 +146,10 @@ def _job(given: argparse.Namespace) -> str:
 
 def main() -> int:
     """Start the processes; 1 if one of them has failed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--backend", default="nccl")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--ranks", type=int, default=3)
-    parser.add_argument("--limit", type=float, default=60)
+    parser = jobs.parser(__doc__, ranks=3)
     for name, kind in (("--rank", int), ("--port", int)):
         parser.add_argument(name, type=kind, help=argparse.SUPPRESS)
     parser.add_argument("--back", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("folder", type=Path)
     given = parser.parse_args()
     if given.rank is not None:
         from mcr_dl.measure import devices

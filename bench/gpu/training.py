@@ -7,7 +7,6 @@ a training step on each, in turns.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import statistics
@@ -15,7 +14,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -226,12 +224,7 @@ def on_rank(kind: str, folder: str, name: str) -> None:
 
 def main() -> int:
     """Start the ranks; exit code 1 if a program failed on "mcr" that runs on torch's own backend."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--limit", type=float, default=60)
-    parser.add_argument("folder", type=Path)
-    given = parser.parse_args()
+    given = jobs.parser(__doc__, backend=False).parse_args()
     name = f"training-{given.ranks}"
     args = (given.device, str(given.folder), name)
     problem = jobs.run(
