@@ -17,17 +17,9 @@ from mcr_dl import _C
 from mcr_dl.watch._alarm import Alarm
 from mcr_dl.watch._connections import Connections
 from mcr_dl.watch._losses import Losses
+from waiting import PATIENCE, await_true
 
-PATIENCE = 20.0  # seconds; more means that nothing happens
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close() resets the connection
-
-
-def await_true(condition: Callable[[], bool]) -> None:
-    """Wait for something that other threads do."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 class Job:

@@ -22,6 +22,7 @@ from mcr_dl.watch._alarm import ENDED, ENDINGS, Alarm, Exchange, missing
 from mcr_dl.watch._compare import Comparison, Verdict
 from mcr_dl.watch._inquiry import Inquiries
 from mcr_dl.watch._losses import Losses
+from waiting import await_true
 
 SIZE = 1000
 RANKS = list(range(SIZE))
@@ -84,14 +85,6 @@ def started(*ranks: Rank) -> Iterator[None]:
         for rank in ranks:
             rank.exchange.stop()
             rank.exchange.end()
-
-
-def await_true(condition: Callable[[], bool]) -> None:
-    """Wait for something that another thread does."""
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def leave_reports(store: Any, without: tuple[int, ...] = ()) -> None:

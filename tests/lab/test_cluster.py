@@ -11,18 +11,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from lab import Job, Lab, LabError, cleaning, cli, plan, stages, suite
+from waiting import PATIENCE, await_true
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 COMMAND = [sys.executable, str(BENCH / "lab")]
 PYTHON = sys.executable
-EVENT_SECONDS = 20.0
 
 # Host 1 listens, host 0 connects; each then writes a line for every line that the other sends, and stops at `bye`.
 TALK = """
@@ -68,14 +68,6 @@ def before() -> Iterator[set[str]]:
     yield labs
     assert {each.lab for each in cleaning.find()} <= labs
     assert set(os.listdir("/sys/class/net")) == interfaces
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait until the condition holds."""
-    end = time.monotonic() + EVENT_SECONDS
-    while not condition():
-        assert time.monotonic() < end, f"not seen within {EVENT_SECONDS:.0f} s: {what}"
-        time.sleep(0.02)
 
 
 def quiet(rank: int, line: str) -> None:
@@ -156,7 +148,7 @@ def test_a_signal_removes_everything(number: signal.Signals, code: int) -> None:
     """Ctrl-C and SIGTERM in the middle of a run."""
     with started() as process:
         process.send_signal(number)
-        assert process.wait(EVENT_SECONDS) == code
+        assert process.wait(PATIENCE) == code
 
 
 @contextlib.contextmanager
@@ -189,7 +181,7 @@ def test_what_a_killed_lab_leaves_is_removed(before: set[str]) -> None:
         assert None not in inodes
         process.kill()
         process.wait()
-        until(lambda: len(cleaning.processes(filter(None, inodes), each.lab)) <= 2, "the ranks' end")
+        await_true(lambda: len(cleaning.processes(filter(None, inodes), each.lab)) <= 2, "the ranks' end")
         (left,) = [left for left in cleaning.find() if left.lab == each.lab]
         assert left.owner is None
         assert len(left.pids) == 2, "what the ranks had started lives on, and keeps the namespaces"
@@ -220,7 +212,7 @@ def test_a_cut_cable_is_silence() -> None:
     """No end, no error: the peer waits. After the cable is back, the connection continues."""
     with Lab(hosts=2) as lab:
         job = lab.start([PYTHON, "-c", TALK, "60"], sink=quiet)
-        until(lambda: "heard" in job.output(0), "the first answer")
+        await_true(lambda: "heard" in job.output(0), "the first answer")
         lab.cut(0, 0)
         time.sleep(1.0)  # lets packets on their way arrive
         before = job.output(0)
@@ -228,7 +220,7 @@ def test_a_cut_cable_is_silence() -> None:
         assert job.output(0) == before
         assert job.running() == [0, 1]
         lab.restore(0, 0)
-        until(lambda: len(job.output(0)) > len(before), "an answer after the cable was put back")
+        await_true(lambda: len(job.output(0)) > len(before), "an answer after the cable was put back")
         assert not re.search("closed|error|silence", job.output(0) + job.output(1))
         with pytest.raises(LabError, match="nic: expected 0 to 1, got 2"):
             lab.cut(0, 2)
@@ -238,7 +230,7 @@ def test_a_removed_host_is_silence() -> None:
     """Its ranks are gone at once, and no reset tells the peer; a job can be started on the remaining hosts."""
     with Lab(hosts=2) as lab:
         job = lab.start([PYTHON, "-c", TALK, "2"], sink=quiet)
-        until(lambda: "heard" in job.output(0), "the first answer")
+        await_true(lambda: "heard" in job.output(0), "the first answer")
         lab.remove_host(0)
         result = job.wait(20, grace=None)
         assert result.codes == {0: -signal.SIGKILL, 1: 0}
