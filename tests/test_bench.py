@@ -146,7 +146,9 @@ def test_bandwidths(operation: str, ranks: int, factor: float) -> None:
 def test_every_operation_has_a_bus_factor() -> None:
     """No operation of the op table is missing."""
     for operation in operations.operations():
-        operations.bandwidths(operation, 4, 1.0, 2)
+        algbw, busbw = operations.bandwidths(operation, 4, 1.0, 2)
+        assert algbw == pytest.approx(0.004)
+        assert 0 <= busbw <= algbw
 
 
 # ---- sizes and mixes
