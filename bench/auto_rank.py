@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import mcr_dl
+import script
 from mcr_dl import _C
 from mcr_dl.bench.ranks import bind
 from mcr_dl.measure.cases import Case, prepare
@@ -56,8 +55,7 @@ def measure_all(points: dict[str, list[int]], table: str | None, budget: float, 
         times[operation] = {nbytes: _measure_point(operation, nbytes, group, control, budget) for nbytes in sizes}
         if group.rank() == 0:
             print(f"  {operation}", flush=True)
-    if group.rank() == 0:
-        source = mcr_dl.explain(PEER, 4).table
-        status = {name: _C.backend_status()[name] for name in mcr_dl.get_backends()}
-        Path(output).write_text(json.dumps({"times": times, "table": source, "libraries": status}))
+    source = mcr_dl.explain(PEER, 4).table
+    status = {name: _C.backend_status()[name] for name in mcr_dl.get_backends()}
+    script.write_samples(output, {"times": times, "table": source, "libraries": status})
     mcr_dl.finalize()

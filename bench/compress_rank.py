@@ -3,16 +3,15 @@
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import mcr_dl
+import script
 from mcr_dl import passes
 from mcr_dl.bench.ranks import bind
 
@@ -89,6 +88,5 @@ def measure(codecs: list[str], sizes: list[int], backend: str, output: str) -> N
     found = {str(nbytes): _point(nbytes, ["none", *codecs]) for nbytes in sizes}
     alone = {codec: throughput(codec, 1 << 20) for codec in codecs} if mcr_dl.get_rank() == 0 else {}
     mcr_dl.barrier()
-    if mcr_dl.get_rank() == 0:
-        Path(output).write_text(json.dumps({"all_reduce": found, "codecs": alone}))
+    script.write_samples(output, {"all_reduce": found, "codecs": alone})
     mcr_dl.finalize()

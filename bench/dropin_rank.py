@@ -4,17 +4,16 @@
 from __future__ import annotations
 
 import importlib
-import json
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 import mcr_dl
+import script
 from mcr_dl.bench.ranks import bind
 
 SIZES = [4 << power for power in range(0, 23, 2)]
@@ -90,6 +89,5 @@ def measure_all(sizes: list[int], rounds: int, seconds: float, output: str) -> N
             times.setdefault(operation, {})[nbytes] = point
         if dist.get_rank() == 0:
             print(f"  {operation}", flush=True)
-    if dist.get_rank() == 0:
-        Path(output).write_text(json.dumps(times))
+    script.write_samples(output, times)
     mcr_dl.finalize()

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import json
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import mcr_dl
+import script
 from mcr_dl import _C
 from mcr_dl.bench.ranks import bind
 from mcr_dl.passes import Fuse
@@ -88,8 +87,7 @@ def measure_pauses(options: dict[str, dict[str, int]], pause: float, output: str
         for turn in range(21):
             for name in list(groups) if turn % 2 else reversed(groups):
                 found[backend][name].append(_batch(tensors, groups[name], backend, pause))
-    if mcr_dl.get_rank() == 0:
-        Path(output).write_text(json.dumps(found))
+    script.write_samples(output, found)
     mcr_dl.finalize()
 
 
@@ -126,6 +124,5 @@ def measure_all(
             print(f"{backend}: done", flush=True)
     chains = {name: _C.passes(handles.core_group(group)) for name, group in groups.items()}
     found["flushes"] = {name: _flushes(chain[0]) for name, chain in chains.items() if chain}
-    if mcr_dl.get_rank() == 0:
-        Path(output).write_text(json.dumps(found))
+    script.write_samples(output, found)
     mcr_dl.finalize()

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
+import mcr_dl
 from mcr_dl.base import launcher
 from mcr_dl.base.documents import write_rows
 from mcr_dl.bench.ranks import launched, run_local
@@ -76,6 +77,12 @@ def samples(entry: Callable[..., Any], *arguments: Any, ranks: int = 2) -> dict[
                 raise SystemExit(f"rank {running.first_failure[0]} ended with {running.first_failure[1]}")
         found: dict[str, Any] = json.loads(output.read_text())
         return found
+
+
+def write_samples(output: str, found: Any) -> None:
+    """Rank 0 of such ranks writes its output; the others do nothing."""
+    if mcr_dl.get_rank() == 0:
+        Path(output).write_text(json.dumps(found))
 
 
 def timed_statement(statement: str, names: dict[str, Any]) -> Callable[[int], float]:

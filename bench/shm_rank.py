@@ -6,13 +6,13 @@ from __future__ import annotations
 import json
 import sys
 import time
-from pathlib import Path
 from timeit import Timer
 from typing import Any
 
 import torch
 
 import mcr_dl
+import script
 from mcr_dl.bench.ranks import bind
 
 OPERATIONS = ("all_reduce", "broadcast", "all_gather", "all_to_all", "barrier")
@@ -90,8 +90,7 @@ def measure(backends: list[str], operations: list[str], sizes: list[int], budget
         for nbytes in sizes if operation != "barrier" else [0]:
             times = _measure(_timers(operation, nbytes, candidates), budget)
             found.append({"operation": operation, "nbytes": nbytes, "times": times})
-    if mcr_dl.get_rank() == 0:
-        Path(output).write_text(json.dumps({"ranks": mcr_dl.get_world_size(), "points": found}))
+    script.write_samples(output, {"ranks": mcr_dl.get_world_size(), "points": found})
     mcr_dl.finalize()
 
 

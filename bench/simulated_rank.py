@@ -8,12 +8,12 @@ import random
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import mcr_dl
+import script
 from mcr_dl import _C
 
 Call = Callable[[], Any]
@@ -132,6 +132,5 @@ def measure(
                 "least": round(min(slowest) * 1e9),
                 "cores": statistics.median(share),
             }
-    if mcr_dl.get_rank() == 0:
-        Path(output).write_text(json.dumps(found))
+    script.write_samples(output, found)
     mcr_dl.finalize()

@@ -10,12 +10,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import mcr_dl
+import script
 from mcr_dl import _C
 from mcr_dl.runtime import state
 
@@ -81,12 +81,11 @@ def measure(sizes: list[int], parts: list[str], points: list[tuple[str, int]], r
                 "chunks": plans[PLANNED].chunks,
             }
         )
-    if mcr_dl.get_rank() == 0:
-        rates = [
-            {"size": each.size, "mbit": each.bandwidth * 8 // 10**6, "latency_us": each.latency // 10**6}
-            for each in network
-        ]
-        Path(output).write_text(json.dumps({"measured": rates, "points": rows}))
+    rates = [
+        {"size": each.size, "mbit": each.bandwidth * 8 // 10**6, "latency_us": each.latency // 10**6}
+        for each in network
+    ]
+    script.write_samples(output, {"measured": rates, "points": rows})
     mcr_dl.destroy_process_group()
 
 
