@@ -20,14 +20,12 @@ WAYS = {
     models.SCHEDULED: "#009e73",
     models.SEARCHED: "#005a42",
 }
-DPI = 130
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
     """A group of bars for each cluster and model; a line at the speed that no schedule can exceed."""
-    pyplot = script.pyplot()
     rows = [(steps, row) for steps in document["steps"] for row in steps["models"]]
-    figure, axes = pyplot.subplots(figsize=(11, 4.4), layout="constrained")
+    figure, axes = script.pyplot().subplots(figsize=(11, 4.4), layout="constrained")
     width = 0.84 / len(WAYS)
     for index, (way, colour) in enumerate(WAYS.items()):
         shown = [(group, row) for group, (_, row) in enumerate(rows) if way in row["turns"]]
@@ -46,5 +44,4 @@ def draw(document: dict[str, Any], path: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, ncols=len(WAYS), loc="upper center", frameon=False)
     axes.set_ylim(0, axes.get_ylim()[1] * 1.1)
-    figure.savefig(path, dpi=DPI)
-    pyplot.close(figure)
+    script.save(figure, path)

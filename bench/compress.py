@@ -102,7 +102,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
     axes.set_title(f"From measured codec speeds; {ranks} ranks, one core each, nothing overlaps", fontsize=10)
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=130)
+    script.save(figure, path)
 
 
 def main() -> None:

@@ -192,12 +192,9 @@ def chart(results: Mapping[tuple[str, str, str], list[Outcome]], path: Path) -> 
     axes.axvline(LIMIT, color="black", linewidth=0.8, linestyle=":")
     axes.annotate("timeout of the calls ", (LIMIT, axes.get_ylim()[1]), ha="right", va="top", fontsize=8)
     axes.set(xlabel="seconds from the fault to the exception on the last rank", ylabel="faults")
-    axes.grid(axis="y", color="#e6e6e6", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    script.plain(axes)
     axes.legend(frameon=False, fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    script.save(figure, path)
 
 
 def main() -> int:

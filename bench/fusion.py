@@ -82,7 +82,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
     axes.set_title("256 asynchronous all_reduces, 2 ranks on 2 cores", fontsize=11)
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path, dpi=130)
+    script.save(figure, path)
 
 
 def explore(budget: float) -> None:

@@ -110,6 +110,20 @@ def pyplot() -> Any:
     return module
 
 
+def plain(axes: Any) -> None:
+    """Draw no frame, and faint lines at the values behind the data."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#e6e6e6", linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure to a file, whose folder need not exist, and close it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    pyplot().close(figure)
+
+
 def publish(
     given: argparse.Namespace,
     name: str,

@@ -116,13 +116,13 @@ def markdown(found: dict[str, Any]) -> str:
 
 def draw(found: dict[str, Any], path: Path) -> None:
     """The ratios by size, for each operation, in the first job."""
-    pyplot = script.pyplot()
     job = found["jobs"][0]
     series = {"the faster of MPICH and gloo": (_points(job["mpich"]), ["mpi", "mpi:p2p", "gloo"])}
     if job["openmpi"] is not None:
         series["Open MPI"] = (_points(job["openmpi"]), ["mpi"])
     operations = [op for op in dict.fromkeys(op for op, _ in _points(job["mpich"])) if op != "barrier"]
-    figure, grid = pyplot.subplots(1, max(len(operations), 1), figsize=(12, 3.4), layout="constrained", sharey=True)
+    panels = max(len(operations), 1)
+    figure, grid = script.pyplot().subplots(1, panels, figsize=(12, 3.4), layout="constrained", sharey=True)
     for axes, operation in zip(grid if len(operations) > 1 else [grid], operations, strict=False):
         for label, (points, names) in series.items():
             mine = {size: times for (op, size), times in points.items() if op == operation}
@@ -139,8 +139,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
     figure.supylabel("time / shm's time", fontsize=10)
     if operations:
         (grid[0] if len(operations) > 1 else grid).legend(fontsize=8)
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
+    script.save(figure, path)
 
 
 def _job(given: Namespace, ranks: int) -> dict[str, Any]:

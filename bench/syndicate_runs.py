@@ -271,8 +271,8 @@ def reaction(found: dict[str, Any]) -> int | None:
 def draw(document: dict[str, Any], path: Path) -> None:
     """Speeds over auto: ByteScheduler's order, and the plan that is kept."""
     clusters = list(dict.fromkeys(row["text"] for row in document["rows"]))
-    pyplot = script.pyplot()
-    figure, all_axes = pyplot.subplots(1, len(clusters), figsize=(4.2 * len(clusters), 3.4), squeeze=False, sharey=True)
+    size = (4.2 * len(clusters), 3.4)
+    figure, all_axes = script.pyplot().subplots(1, len(clusters), figsize=size, squeeze=False, sharey=True)
     for axes, text in zip(all_axes[0], clusters, strict=True):
         rows = [row for row in document["rows"] if row["text"] == text]
         for offset, colour, label in ((-0.2, "#808080", "priority order"), (0.2, "#009e73", "the plan that is kept")):
@@ -291,7 +291,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
     all_axes[0][0].set_ylabel("speed over auto")
     all_axes[0][0].legend(fontsize=8, loc="lower left")
     figure.tight_layout()
-    figure.savefig(path, dpi=130)
+    script.save(figure, path)
 
 
 def main() -> None:

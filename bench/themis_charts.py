@@ -13,7 +13,6 @@ from themis_networks import FIGURE_5, MB, PAPER
 
 POLICIES = ("baseline", "themis-fifo", "themis-scf")
 COLOURS = dict(zip(POLICIES, ("#808080", "#56b4e9", "#d55e00"), strict=True)) | {"auto": "#009e73", "ideal": "#333333"}
-DPI = 130
 
 
 def _bars(axes: Any, groups: list[str], values: dict[str, list[float]]) -> None:
@@ -26,11 +25,10 @@ def _bars(axes: Any, groups: list[str], values: dict[str, list[float]]) -> None:
 
 def _sizes(rows: list[dict[str, Any]], path: Path) -> None:
     """Figures 8 and 11."""
-    pyplot = script.pyplot()
     rows = [row for row in rows if row["in_flight"] == 8]
     names = list(dict.fromkeys(row["topology"] for row in rows))
     sizes = list(dict.fromkeys(row["mb"] for row in rows))
-    figure, panels = pyplot.subplots(2, 4, figsize=(13, 6), layout="constrained")
+    figure, panels = script.pyplot().subplots(2, 4, figsize=(13, 6), layout="constrained")
     for axes, name in zip(panels.flat, names, strict=False):
         own = [row for row in rows if row["topology"] == name]
         times = {policy: [row["us"][policy] / 1000 for row in own] for policy in POLICIES}
@@ -47,14 +45,12 @@ def _sizes(rows: list[dict[str, Any]], path: Path) -> None:
     panels.flat[0].legend(fontsize=8)
     panels.flat[7].axis("off")
     figure.supxlabel("MB; all_reduce, 64 chunks, 8 in flight, Table 2's latencies")
-    figure.savefig(path, dpi=DPI)
-    pyplot.close(figure)
+    script.save(figure, path)
 
 
 def _activity(found: dict[str, list[list[float]]], path: Path) -> None:
     """Figure 9."""
-    pyplot = script.pyplot()
-    figure, panels = pyplot.subplots(3, 3, figsize=(11, 4.6), sharex=True, sharey=True, layout="constrained")
+    figure, panels = script.pyplot().subplots(3, 3, figsize=(11, 4.6), sharex=True, sharey=True, layout="constrained")
     for column, policy in enumerate(POLICIES):
         for k, shares in enumerate(found[policy]):
             axes = panels[k, column]
@@ -65,14 +61,12 @@ def _activity(found: dict[str, list[list[float]]], path: Path) -> None:
             if column == 0:
                 axes.set_ylabel(f"dimension {k + 1}", fontsize=8)
     figure.supxlabel("ms; share of each 100 µs in which a dimension has a chunk: 1000 MB, 3D-SW_SW_SW_homo")
-    figure.savefig(path, dpi=DPI)
-    pyplot.close(figure)
+    script.save(figure, path)
 
 
 def _chunks(rows: list[dict[str, Any]], path: Path) -> None:
     """Figure 10."""
-    pyplot = script.pyplot()
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    figure, axes = script.pyplot().subplots(figsize=(7, 4), layout="constrained")
     for way, line in (("bandwidth only", "o-"), ("latencies", "s--")):
         own = [row for row in rows if row["network"] == way]
         for policy in POLICIES:
@@ -83,16 +77,14 @@ def _chunks(rows: list[dict[str, Any]], path: Path) -> None:
     axes.set_xscale("log", base=2)
     axes.set(xlabel="chunks; 100 MB, mean of two topologies", ylabel="utilization, %", ylim=(0, 105))
     axes.legend(fontsize=7, ncols=2)
-    figure.savefig(path, dpi=DPI)
-    pyplot.close(figure)
+    script.save(figure, path)
 
 
 def _workloads(rows: list[dict[str, Any]], path: Path) -> None:
     """The communication of figure 12, by the baseline's."""
-    pyplot = script.pyplot()
     works = list(dict.fromkeys(row["workload"] for row in rows))
     shown = ("baseline", "themis-scf", "auto", "ideal")
-    figure, panels = pyplot.subplots(2, 2, figsize=(12, 6), sharey=True, layout="constrained")
+    figure, panels = script.pyplot().subplots(2, 2, figsize=(12, 6), sharey=True, layout="constrained")
     for axes, work in zip(panels.flat, works, strict=True):
         own = [row for row in rows if row["workload"] == work]
         values = {name: [row["us"][name] / row["us"]["baseline"] for row in own] for name in shown}
@@ -102,8 +94,7 @@ def _workloads(rows: list[dict[str, Any]], path: Path) -> None:
     panels[0, 0].set_ylabel("time by the baseline's")
     panels[0, 0].set_ylim(0, 1.3)
     panels[0, 0].legend(fontsize=8, ncols=4, loc="upper center")
-    figure.savefig(path, dpi=DPI)
-    pyplot.close(figure)
+    script.save(figure, path)
 
 
 def draw(document: dict[str, Any], path: Path) -> None:

@@ -7,18 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-from matplotlib import pyplot as plt
 from matplotlib.container import BarContainer
 from matplotlib.patches import Rectangle
 
+import script
 from lab import figures
 from markdown_text import size_text
 from mcr_dl.commands.text import colours
 
-_DPI = 130
 _LARGEST = 16 << 20
 _ROW_COLOURS = {
     "gloo": "#56b4e9",
@@ -29,18 +25,6 @@ _ROW_COLOURS = {
     "torch": "#999999",
     "mpi4py": "#666666",
 }
-
-
-def _plain(axes: Any) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#e6e6e6", linewidth=0.6)
-    axes.set_axisbelow(True)
-
-
-def _save(figure: Any, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=_DPI)
-    plt.close(figure)
 
 
 def _bars(axes: Any, documents: Mapping[str, Mapping[str, float]], errors: Mapping[str, Any]) -> None:
@@ -61,12 +45,12 @@ def _bars(axes: Any, documents: Mapping[str, Mapping[str, float]], errors: Mappi
         x = [place - 0.425 + (index + 0.5) * width for place in places]
         axes.bar(x, heights, width, yerr=(low, high), error_kw={"elinewidth": 0.7, "ecolor": "0.3"}, **style)
     axes.set_xticks(range(len(documents)), list(documents))
-    _plain(axes)
+    script.plain(axes)
 
 
 def workload(name: str, measured: Mapping[str, Any], rails: Mapping[str, Any], cores: int, path: Path) -> None:
     """Throughput by row and cluster, and the scaling efficiency of each row."""
-    figure, (left, right) = plt.subplots(
+    figure, (left, right) = script.pyplot().subplots(
         1, 2, figsize=(13, 4.5), layout="constrained", gridspec_kw={"width_ratios": [2.2, 1]}
     )
     clusters = [shape for shape in measured if shape != "1x1"]
@@ -94,14 +78,14 @@ def workload(name: str, measured: Mapping[str, Any], rails: Mapping[str, Any], c
     right.set_title("(b) scaling efficiency", fontsize=10, loc="left")
     if order:
         right.legend(frameon=False, fontsize=7)
-    _plain(right)
+    script.plain(right)
     figure.suptitle(f"{figures.TITLES[name]}; NICs of 400 (gloo) and 200 Mbit/s (MPI)", fontsize=11)
-    _save(figure, path)
+    script.save(figure, path)
 
 
 def gains(found: Mapping[str, Mapping[str, figures.Gain]], path: Path) -> None:
     """The gain of the best mix over the best single library, by workload and cluster."""
-    figure, axes = plt.subplots(figsize=(8, 3.2), layout="constrained")
+    figure, axes = script.pyplot().subplots(figsize=(8, 3.2), layout="constrained")
     names = {"moe": "mixture of experts", "dlrm": "DLRM", "dense": "dense, tensor-parallel"}
     clusters = list(dict.fromkeys(shape for each in found.values() for shape in each))
     width = 0.8 / len(clusters)
@@ -121,13 +105,13 @@ def gains(found: Mapping[str, Mapping[str, figures.Gain]], path: Path) -> None:
     axes.legend(frameon=False, fontsize=8)
     title = f"Mixing libraries trains up to {most:.0%} faster than the best single library"
     axes.set_title(f"{title} (emulated hosts with two NICs)", fontsize=10, loc="left")
-    _plain(axes)
-    _save(figure, path)
+    script.plain(axes)
+    script.save(figure, path)
 
 
 def frameworks(measured: Mapping[str, Any], shape: str, path: Path) -> None:
     """Mixing compared with mpi4py and torch.distributed, as multiples of the slowest."""
-    figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
+    figure, axes = script.pyplot().subplots(figsize=(8, 4), layout="constrained")
     found: dict[str, dict[str, float]] = {}
     for name, document in measured.items():
         rates = figures.throughputs(document)
@@ -140,12 +124,12 @@ def frameworks(measured: Mapping[str, Any], shape: str, path: Path) -> None:
     axes.set(ylabel="throughput, multiples of the slowest")
     axes.legend(frameon=False, fontsize=8)
     axes.set_title(f"Figure 11: frameworks, {shape} (hosts x ranks on each)", fontsize=11, loc="left")
-    _save(figure, path)
+    script.save(figure, path)
 
 
 def nics(rates: Mapping[str, Mapping[str, Sequence[float]]], nominal: Sequence[int], path: Path) -> None:
     """Mbit/s on each NIC of host 0, for each cluster and way of calling."""
-    figure, panels = plt.subplots(
+    figure, panels = script.pyplot().subplots(
         1, len(rates), figsize=(4.2 * len(rates), 3.8), layout="constrained", sharey=True, squeeze=False
     )
     for axes, (shape, found) in zip(panels[0], rates.items(), strict=True):
@@ -155,16 +139,16 @@ def nics(rates: Mapping[str, Mapping[str, Sequence[float]]], nominal: Sequence[i
             axes.axhline(limit, color=colour, linewidth=1, linestyle="--")
         axes.set_xticks(range(len(found)), list(found), rotation=40, ha="right", fontsize=8)
         axes.set_title(shape, fontsize=10, loc="left")
-        _plain(axes)
+        script.plain(axes)
     panels[0][0].set_ylabel("Mbit/s sent by host 0")
     panels[0][0].legend(frameon=False, fontsize=8)
     figure.suptitle("all_reduces of 8 MiB; dashed: the rate of the NIC", fontsize=11)
-    _save(figure, path)
+    script.save(figure, path)
 
 
 def choices(scales: Sequence[Any], path: Path) -> None:
     """The cheapest candidates: a strip over sizes for each operation, a panel for each cluster."""
-    figure, panels = plt.subplots(
+    figure, panels = script.pyplot().subplots(
         1, len(scales), figsize=(4.6 * len(scales), 4.6), layout="constrained", sharey=True, squeeze=False
     )
     paint = colours(each.candidate for scale in scales for winner in scale.winners for each in winner.ranges)
@@ -185,4 +169,4 @@ def choices(scales: Sequence[Any], path: Path) -> None:
     handles = [Rectangle((0, 0), 1, 1, color=colour) for colour in paint.values()]
     figure.legend(handles, list(paint), loc="outside lower center", ncols=len(paint), frameon=False, fontsize=9)
     panels[0][0].invert_yaxis()
-    _save(figure, path)
+    script.save(figure, path)

@@ -6,14 +6,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-from matplotlib import pyplot as plt
 from matplotlib.patches import FancyBboxPatch
 
+import script
 from lab import plan
 from lab.plan import Shape
 
-mpl.use("Agg")
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 _LIBRARIES = ("gloo; where the ranks meet", "MPI")
 
@@ -34,7 +32,7 @@ def _box(axes: Any, place: tuple[float, float], size: tuple[float, float], text:
 def topology(shape: Shape, path: Path) -> None:
     """Draw a cluster: every cable in the color of its switch, with its rate."""
     nics = len(shape.rates)
-    figure, axes = plt.subplots(figsize=(2.6 * shape.hosts + 1.5, 3.6), layout="constrained")
+    figure, axes = script.pyplot().subplots(figsize=(2.6 * shape.hosts + 1.5, 3.6), layout="constrained")
     for host in range(shape.hosts):
         left = 2.6 * host
         ranks = [str(host * shape.ranks_per_host + local) for local in range(shape.ranks_per_host)]
@@ -53,6 +51,4 @@ def topology(shape: Shape, path: Path) -> None:
         _box(axes, (0, 0.5 - 0.7 * nic), (2.6 * shape.hosts - 0.4, 0.4), text, **style)
     axes.set(xlim=(-0.15, 2.6 * shape.hosts - 0.25), ylim=(0.4 - 0.7 * nics + 0.6, 3.5))
     axes.axis("off")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    script.save(figure, path)
