@@ -66,7 +66,7 @@ def publish_agreed(group: _C.Group) -> torch_dist.ProcessGroup:
         if not torch_dist.is_initialized():
             made = _make_default(group)
         else:
-            _check_default()
+            _require_place(torch_dist.get_rank(), torch_dist.get_world_size())
             ranks = list(group.ranks)
             require_order(ranks)
             unsorted: dict[str, Any] = {} if ranks == sorted(ranks) else {"sort_ranks": False}
@@ -109,13 +109,13 @@ def require_order(ranks: Sequence[int]) -> None:
         raise UnsupportedError(message)
 
 
-def _check_default() -> None:
+def _require_place(rank: int, size: int) -> None:
+    """Raise InvalidArgumentError unless torch's default group gives this process its place in mcr_dl's."""
     launch = state.current().launch
-    place = torch_dist.get_rank(), torch_dist.get_world_size()
-    if place != (launch.rank, launch.size):
+    if (rank, size) != (launch.rank, launch.size):
         message = (
             f"torch.distributed's default group: expected rank {launch.rank} of {launch.size} as in mcr_dl's, got rank "
-            f"{place[0]} of {place[1]}"
+            f"{rank} of {size}"
         )
         raise InvalidArgumentError(message)
 
@@ -193,6 +193,12 @@ def _named(options: Any) -> list[str]:
     return list(options.backends) if isinstance(options, _C.Options) else []
 
 
+def _chosen(options: Any) -> list[str]:
+    """As ``_named``, checked for a new group."""
+    names = _named(options)
+    return registry.parse_for_group(names) if names else []
+
+
 def _group_for(options: Any, wanted: list[str], pg_options: Any) -> _C.Group:
     ranks = list(options.global_ranks_in_group)  # empty: torch's default group
     everyone = not ranks or len(ranks) == torch_dist.get_world_size()
@@ -215,21 +221,11 @@ def _group_for(options: Any, wanted: list[str], pg_options: Any) -> _C.Group:
         _agree_on_form(group, pg_options)
         return group
     if not ranks:
-        return _default_group(options)
-    names = registry.parse_for_group(wanted) if wanted else lines.that_fit(state.current().backends, ranks)
+        _require_place(options.group_rank, options.group_size)
+        return state.current().groups["default"]
+    names = _chosen(pg_options) or lines.that_fit(state.current().backends, ranks)
     group = factory.make_group(f"torch/{options.group_id}", ranks, names, options.timeout)
     _agree_on_form(group, pg_options)
-    return group
-
-
-def _default_group(options: Any) -> _C.Group:
-    group = state.current().groups["default"]
-    if (options.group_rank, options.group_size) != (group.rank(), group.size()):
-        message = (
-            f"torch.distributed's default group: expected rank {group.rank()} of {group.size()} as in mcr_dl's, got "
-            f"rank {options.group_rank} of {options.group_size}"
-        )
-        raise InvalidArgumentError(message)
     return group
 
 
@@ -262,8 +258,7 @@ def split(parent: _C.Group, ranks: Sequence[int], name: str, timeout: timedelta,
     """Make the backend of a part of the group; its members call, with ranks of the parent."""
     turn = state.current().count(f"torch split {parent.group_name} {name}")
     members = [parent.ranks[rank] for rank in ranks]  # several parts may have one name
-    wanted = _named(options)
-    names = lines.that_fit(registry.parse_for_group(wanted) if wanted else parent.backends, members)
+    names = lines.that_fit(_chosen(options) or parent.backends, members)
     group = factory.make_group(f"{parent.group_name}/torch-{name}-{members[0]}-{turn}", members, names, timeout)
     _agree_on_form(group, options, parent)
     return _C.TorchBackend(group, list(group.backends))
@@ -281,8 +276,7 @@ def shrink(parent: _C.Group, excluded: Sequence[int], options: Any) -> Any:
         )
         raise InvalidArgumentError(message)
     members = [rank for place, rank in enumerate(parent.ranks) if place not in excluded]
-    wanted = _named(options)
-    names = registry.parse_for_group(wanted) if wanted else None
+    names = _chosen(options) or None
     wish = forms.wish(options, parent)
     group = survivors.of("shrink", parent, members, parent.timeout, wish, names).shrink(exactly=True)
     return _C.TorchBackend(group, list(group.backends))
