@@ -26,9 +26,9 @@ def extend() -> None:
         found = None
         if not {"RANK", "WORLD_SIZE"} & set(os.environ) and "rank=" not in urlsplit(url).query:
             from mcr_dl import default_pg_timeout
-            from mcr_dl.runtime import meeting
+            from mcr_dl.runtime import rendezvous
 
-            found = meeting.meet_for_torch(options.get("timeout", default_pg_timeout))
+            found = rendezvous.meet_for_torch(options.get("timeout", default_pg_timeout))
         return own(url, **options) if found is None else found
 
     meet.mcr_dl_extended = True  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ from mcr_dl.base.errors import InvalidArgumentError, UnsupportedError
 from mcr_dl.groups import forms, lifecycle, report, returning, survivors, torch_groups
 from mcr_dl.libraries import registry
 from mcr_dl.passes import chain
-from mcr_dl.runtime import core_groups, devices, handles, lives, meeting, state
+from mcr_dl.runtime import core_groups, devices, handles, lives, rendezvous, state
 
 
 def grow(
@@ -90,7 +90,7 @@ def rejoin(
     limit = state.DEFAULT_TIMEOUT if timeout is None else _C.timeout(timeout)
     launch = lifecycle.launch_of(rank, world_size)
     report.show(launch.rank)
-    store = lives.newest(meeting.meet(launch, init_method, limit) if store is None else store)
+    store = lives.newest(rendezvous.meet(launch, init_method, limit) if store is None else store)
     answer = returning.apply(store, launch.rank, limit)
     begin = partial(returning.begin, answer, launch, store, devices.own(device_id))
     try:

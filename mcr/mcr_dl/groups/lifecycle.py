@@ -36,7 +36,7 @@ from mcr_dl.runtime import (
     exit_steps,
     lines,
     lives,
-    meeting,
+    rendezvous,
     startup,
     state,
     trials,
@@ -83,8 +83,8 @@ def start(
     exit_steps.prepare()
     wanted, specifications, problem = _asked(backend, passes)
     limit = state.DEFAULT_TIMEOUT if timeout is None else _C.timeout(timeout)
-    if store is None and meeting.names_ranks(init_method):
-        launch, store = meeting.meet_at(init_method, rank, world_size, limit)
+    if store is None and rendezvous.names_ranks(init_method):
+        launch, store = rendezvous.meet_at(init_method, rank, world_size, limit)
     else:
         launch = launch_of(rank, world_size)
     if not problem:
@@ -94,7 +94,7 @@ def start(
     if launch.local_rank <= 0:
         watch.prepare_folder()
     if store is None:
-        store = meeting.meet(launch, init_method, limit)
+        store = rendezvous.meet(launch, init_method, limit)
     store = lives.separate(store, launch, limit)
     current = state.begin(launch, store, limit, wanted, devices.own(device_id))
     current.passes = specifications
