@@ -157,8 +157,8 @@ def test_the_facts_of_a_start() -> None:
 # ---- survivors
 
 
-def _meeting(store: object, rank: int) -> survivors._Meeting:
-    return survivors._Meeting("shrink", store, rank, timedelta(seconds=20))  # type: ignore[arg-type]
+def _steps(store: object, rank: int) -> survivors._Steps:
+    return survivors._Steps("shrink", store, rank, timedelta(seconds=20))  # type: ignore[arg-type]
 
 
 def test_survivors_meet(store: torch_dist.Store) -> None:
@@ -168,13 +168,13 @@ def test_survivors_meet(store: torch_dist.Store) -> None:
         problem = "no disk" if rank == 7 else ""
         store.set(f"left/{rank}", agreement.encode([problem, ["mpi"], "shrink", False]))
     first, other = Counting(store), Counting(store)
-    outcome = _meeting(first, 0).meet("left", members, wish=["mpi"])
+    outcome = _steps(first, 0).meet("left", members, wish=["mpi"])
     assert outcome.ranks == members
     assert outcome.problems == ["no disk" if rank == 7 else "" for rank in members]
     assert outcome.wishes == [["mpi"]] * len(members)
     assert first.requests <= 9
     assert len(store.get("left/outcome")) < 200
-    assert _meeting(other, 500).meet("left", members, wish=["mpi"]) == outcome
+    assert _steps(other, 500).meet("left", members, wish=["mpi"]) == outcome
     assert other.requests <= 4
 
 

@@ -68,7 +68,7 @@ def main(backends: str, lost_ranks: str, mode: str) -> None:
         if REJOIN == "without":
             registry.load = refuse  # type: ignore[assignment]
         if REJOIN == "inside":
-            survivors._Meeting._conclude = die  # type: ignore[method-assign]
+            survivors._Steps._conclude = die  # type: ignore[method-assign]
         group = dist.rejoin(timeout=LIMIT)
         if REJOIN == "again":
             die()

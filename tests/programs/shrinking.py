@@ -75,7 +75,7 @@ def main(backends: str, losses: str) -> None:
             time.sleep(LIMIT.total_seconds() * 3)
             return
         if f"{me}!" in lost:
-            survivors._Meeting._conclude = die  # type: ignore[method-assign]
+            survivors._Steps._conclude = die  # type: ignore[method-assign]
         elif f"{me}*" in lost:
             watched_store.WatchedStore.wait = die  # type: ignore[method-assign]
         elif f"{me}-" in lost:

@@ -60,8 +60,8 @@ def _raise(what: str, error: Exception) -> NoReturn:
     raise BackendError(message) from error
 
 
-class _Meeting:
-    """Meetings at the store from which lost ranks may be missing. ``what``: the function that the user called."""
+class _Steps:
+    """The members' steps at the store; lost ones may be missing. ``what``: the function that the user called."""
 
     def __init__(self, what: str, store: torch_dist.Store, rank: int, limit: timedelta) -> None:
         self._what, self._store, self._rank = what, store, rank
@@ -145,7 +145,7 @@ class Forming:
         name: of the former group.
         backends: of the former group.
         members: global ranks, without those that the caller leaves out.
-        limit: the timeout of the new group's operations, and of the meetings.
+        limit: the timeout of the new group's operations, and of each step.
         asked: the new group's backends; None: those of the former group that can go on.
         changed: the new group has other processes than the former one.
         wish: for the form of torch's calls on the new group (forms.wish).
@@ -172,8 +172,8 @@ class Forming:
         """
         wanted = self.members
         while True:
-            name, meeting = self._next()
-            outcome = meeting.meet("left", self.members, wish=self._usable(), broken=self._broken())
+            name, steps = self._next()
+            outcome = steps.meet("left", self.members, wish=self._usable(), broken=self._broken())
             self._leave_out(outcome.ranks)
             self.changed = self.changed or outcome.broken
             if self._differ(outcome):  # those in grow() raise, and come again
@@ -186,7 +186,7 @@ class Forming:
                     f"{verb} lost too, or other ranks exclude {them}: exclude {them} as well, on all ranks"
                 )
                 raise PeerLostError(message)
-            made = self._made(name, meeting) if self._try(outcome, name, meeting) else None
+            made = self._made(name, steps) if self._try(outcome, name, steps) else None
             if made is not None:
                 return made
 
@@ -195,38 +195,38 @@ class Forming:
 
         Each of the members calls this. Raises as ``mcr_dl.grow``.
         """
-        name, meeting = self._next()
+        name, steps = self._next()
         before = self.members
-        outcome = self._meet_applicants(name, meeting)
+        outcome = self._meet_applicants(name, steps)
         self._leave_out(outcome.ranks)
         self.changed = self.changed or outcome.broken
         if self._differ(outcome):
             message = f"{self.what}: {self._loss()}; other ranks of group {self.name!r} are in shrink()"
             raise PeerLostError(message)
         if outcome.invited:
-            return self._take(outcome.invited, name, meeting, ordered=before == sorted(before))
+            return self._take(outcome.invited, name, steps, ordered=before == sorted(before))
         if self.members == before and not outcome.broken:
             return None
-        return (self._made(name, meeting) if self._try(outcome, name, meeting) else None) or self.shrink()
+        return (self._made(name, steps) if self._try(outcome, name, steps) else None) or self.shrink()
 
     def _usable(self) -> list[str]:
         return [] if self.asked is not None else reconnecting.usable(self.backends)
 
-    def _try(self, outcome: _Outcome, name: str, meeting: _Meeting) -> bool:
+    def _try(self, outcome: _Outcome, name: str, steps: _Steps) -> bool:
         """Try the libraries that all members could use, if ranks are lost; False if more have been lost meanwhile."""
         self._tried = {}
         common = [each for each in outcome.wishes[0] if all(each in wish for wish in outcome.wishes)]
         if not self.changed or not common:
             return True
         problems = {each: reconnecting.problem(each, name, self.members) for each in common}
-        tried = meeting.meet("tried", self.members, wish=problems)
+        tried = steps.meet("tried", self.members, wish=problems)
         if tried.ranks != self.members:
             self._leave_out(tried.ranks)
             return False
         self._tried = {each: next(filter(None, (wish[each] for wish in tried.wishes)), "") for each in common}
         return True
 
-    def _take(self, invited: list[returning.Applicant], name: str, meeting: _Meeting, *, ordered: bool) -> _C.Group:
+    def _take(self, invited: list[returning.Applicant], name: str, steps: _Steps, *, ordered: bool) -> _C.Group:
         """Make the group with these processes. If there is an error, their ranks are lost again."""
         self.members = self.members + sorted(each.rank for each in invited)
         self.members = sorted(self.members) if ordered else self.members
@@ -236,14 +236,14 @@ class Forming:
                 returning.admit(state.current(), each)
             for each in invited:
                 returning.answer(state.current(), each, name, self._told(), self.limit)
-            return self.join(name, "", meeting)
+            return self.join(name, "", steps)
         except (McrError, *agreement.STORE_ERRORS) as error:
             for each in invited:
                 text = f"lost rank {each.rank}: the process that was to take its place does not: {error}"
                 watch.give_up(each.rank, text)
             _raise(self.what, error)
 
-    def _meet_applicants(self, name: str, meeting: _Meeting) -> _Outcome:
+    def _meet_applicants(self, name: str, steps: _Steps) -> _Outcome:
         """Meet the other members; one of them looks for processes that wait. Those that are not taken may wait on."""
         found: list[returning.Applicant] = []
         invited: list[returning.Applicant] = []
@@ -253,7 +253,7 @@ class Forming:
             return found
 
         try:
-            outcome = meeting.meet("left", self.members, wish=self._usable(), broken=self._broken(), look=look)
+            outcome = steps.meet("left", self.members, wish=self._usable(), broken=self._broken(), look=look)
             invited = [] if self._are_mixed(outcome) else outcome.invited
             return outcome
         finally:
@@ -286,33 +286,33 @@ class Forming:
     def _broken(self) -> bool:
         return self.former is not None and core_groups.is_broken(self.former)
 
-    def join(self, name: str, problem: str, meeting: _Meeting | None = None) -> _C.Group:
+    def join(self, name: str, problem: str, steps: _Steps | None = None) -> _C.Group:
         """Make the group together with ranks that come back, which have a problem or not, once all are there."""
-        meeting = meeting or self._meeting(name)
-        ready = meeting.meet("ready", self.members, problem)
+        steps = steps or self._steps(name)
+        ready = steps.meet("ready", self.members, problem)
         told = next(filter(None, ready.problems), "")
         if told:
             raise BackendUnavailableError(f"{self.what}: {told}")
         if ready.ranks != self.members:
             self._leave_out(ready.ranks)
             return self.shrink()
-        return self._made(name, meeting) or self.shrink()
+        return self._made(name, steps) or self.shrink()
 
     def _told(self) -> dict[str, Any]:
         """The facts that a process needs to take part: the fields that are in JSON's types."""
         return {key: getattr(self, key) for key in ("what", "name", "backends", "members", "asked", "wish")}
 
-    def _next(self) -> tuple[str, _Meeting]:
+    def _next(self) -> tuple[str, _Steps]:
         while True:
             name = f"{self.name}/survivors-{state.current().count(f'survivors {self.name}')}"
-            meeting = self._meeting(name)
-            if not meeting.is_over("left"):
-                return name, meeting
+            steps = self._steps(name)
+            if not steps.is_over("left"):
+                return name, steps
 
-    def _meeting(self, name: str) -> _Meeting:
+    def _steps(self, name: str) -> _Steps:
         # One prefix for shrink() and grow(): of members in both, each would wait for the other.
         store = torch_dist.PrefixStore(f"survivors/{name}", state.current().store)
-        return _Meeting(self.what, store, self._rank, self.limit)
+        return _Steps(self.what, store, self._rank, self.limit)
 
     def _leave_out(self, left: list[int]) -> None:
         """Go on with the members that are left."""
@@ -325,7 +325,7 @@ class Forming:
         self.changed = self.changed or left != self.members
         self.members = left
 
-    def _made(self, name: str, meeting: _Meeting) -> _C.Group | None:
+    def _made(self, name: str, steps: _Steps) -> _C.Group | None:
         """The connected group; None if more ranks have been lost meanwhile."""
         made, problem, current = None, "", state.current()
         try:
@@ -335,7 +335,7 @@ class Forming:
             problem = str(error)
         told, used = "", False
         try:
-            made_by = meeting.meet("made", self.members, problem, wish=self.wish)
+            made_by = steps.meet("made", self.members, problem, wish=self.wish)
             told = next(filter(None, made_by.problems), "") or self._formed(made, made_by)
             used = made is not None and made_by.ranks == self.members and not told
         finally:

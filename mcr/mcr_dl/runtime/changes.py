@@ -66,7 +66,7 @@ def agree(
         "problem": None if problem is None else [_class_of(problem), str(problem)],
     }
     decide = decide or (lambda _: None)
-    answer = _Meeting(group, what, decide).answer(mine) if group.size() > 1 else _answer_of(group, decide, [mine])
+    answer = _Exchange(group, what, decide).answer(mine) if group.size() > 1 else _answer_of(group, decide, [mine])
     if problem is not None:
         raise problem
     if "error" in answer:
@@ -125,7 +125,7 @@ def _place_text(value: dict[str, Any]) -> str:
 
 
 @dataclass
-class _Meeting:
+class _Exchange:
     """One change at the store: each rank's value, the number of arrived ranks, and the answer, which one rank writes.
 
     All changes of the group share one key per rank for the values: a rank writes its next value only after it has read
