@@ -9,16 +9,18 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 
 from mcr_dl import _C
 from mcr_dl.base.agreement import absent
-from mcr_dl.base.errors import CollectiveTimeoutError, InvalidArgumentError, PeerLostError
+from mcr_dl.base.errors import CollectiveTimeoutError, InvalidArgumentError
 from mcr_dl.groups import queries
 from mcr_dl.runtime import handles, state
 from mcr_dl.runtime.rounds import poll
+from mcr_dl.runtime.watched_store import require_all_ranks
 
 _Group = handles.Group
 _LONGEST = 0.05  # seconds between two looks of the monitored barrier at the store
@@ -264,11 +266,6 @@ def _missing(key: str, members: _C.Group, limit: timedelta, wait_all_ranks: bool
 
 def _appear(members: _C.Group, keys: list[str], limit: timedelta) -> bool:
     """Whether the keys appear at the store in time. Raises PeerLostError if the group has lost a rank."""
-
-    def require_all_ranks() -> None:
-        lost = _C.lost(members._label)
-        if lost is not None:
-            raise PeerLostError(f"monitored_barrier (group {members.name()!r}): {lost}")
-
     store = state.current().store
-    return poll(lambda: bool(store.check(keys)), limit.total_seconds(), _LONGEST, require_all_ranks)
+    check = partial(require_all_ranks, members._label, f"monitored_barrier (group {members.name()!r})")
+    return poll(lambda: bool(store.check(keys)), limit.total_seconds(), _LONGEST, check)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch.distributed as torch_dist
@@ -23,10 +24,10 @@ from mcr_dl.base.errors import (
     InvalidArgumentError,
     InvalidTypeError,
     McrError,
-    PeerLostError,
 )
 from mcr_dl.runtime import state
 from mcr_dl.runtime.rounds import Round, poll
+from mcr_dl.runtime.watched_store import require_all_ranks
 
 _LONGEST = 0.1  # seconds between two checks for the answer
 _PATIENCE = 15.0  # seconds for the rank that writes the answer, which may ask the others where they are
@@ -166,12 +167,8 @@ class _Exchange:
 
     def _appears(self, limit: float) -> bool:
         """Whether an answer appears within ``limit`` seconds."""
-        return poll(self._round.answered, limit, _LONGEST, self._require_all_ranks, size=self.group.size())
-
-    def _require_all_ranks(self) -> None:
-        lost = _C.lost(self.group._label)
-        if lost is not None:
-            raise PeerLostError(f"{self._name()}: {lost}")
+        check = partial(require_all_ranks, self.group._label, self._name())
+        return poll(self._round.answered, limit, _LONGEST, check, size=self.group.size())
 
     def _values(self) -> list[Any]:
         """The values by rank; None for a rank that has not arrived at this change."""

@@ -16,11 +16,11 @@ from mcr_dl.runtime.rounds import poll
 _LONGEST = 0.01  # seconds between two checks
 
 
-def require_all_ranks(label: str) -> None:
-    """Raise PeerLostError if the group of this label has lost a rank."""
+def require_all_ranks(label: str, what: str = "") -> None:
+    """Raise PeerLostError if the group of this label has lost a rank; its text begins with ``what``."""
     lost = _C.lost(label)
     if lost is not None:
-        raise PeerLostError(lost)
+        raise PeerLostError(f"{what}: {lost}" if what else lost)
 
 
 class WatchedStore(torch_dist.Store):
