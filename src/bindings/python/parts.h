@@ -18,18 +18,18 @@ using GroupClass = pybind11::class_<Group, std::shared_ptr<Group>>;
 void add_costs(pybind11::module_& module);
 
 /// Adds the plans of collectives on networks of several dimensions.
-void add_themis(pybind11::module_& module);
+void add_themis(pybind11::module_& module, GroupClass& group);
 
 /// Adds the planner of a step's calls.
 void add_plans(pybind11::module_& module);
 
 /// Adds what the Python part of tuning needs: setting a group's cost curves and rules, querying its choices, comparing
 /// curves.
-void add_tuning(pybind11::module_& module);
+void add_tuning(pybind11::module_& module, GroupClass& group);
 
 /// Adds the trials of candidates (choose/trials.h): turning them on, their reports, which a thread in Python makes the
 /// ranks agree on, and their results.
-void add_trials(pybind11::module_& module);
+void add_trials(pybind11::module_& module, GroupClass& group);
 
 /// Adds the memory of tensors that other processes can map (base/shared_heap.h).
 void add_shared_tensors(pybind11::module_& module);

@@ -87,7 +87,7 @@ std::map<std::string, int64_t> limits() {
 
 }  // namespace
 
-void add_themis(py::module_& module) {
+void add_themis(py::module_& module, GroupClass& group) {
   py::class_<themis::Plan>(module, "ThemisPlan")
       .def(py::init(&planned), py::arg("network"), py::arg("op"), py::arg("nbytes"), py::arg("policies"),
            py::arg("chunks"), py::arg("in_flight") = 1)

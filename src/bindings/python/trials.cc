@@ -45,7 +45,7 @@ std::vector<Row> results(Group& group) {
 
 }  // namespace
 
-void add_trials(py::module_& module) {
+void add_trials(py::module_& module, GroupClass& group) {
   using Report = Trials::Report;
   py::class_<Report>(module, "TrialReport", "The times of one round of trials, until the ranks have agreed on them.")
       .def_property_readonly("group", &Report::group)

@@ -140,7 +140,7 @@ std::vector<std::pair<int64_t, std::size_t>> ranges(const std::vector<Points>& g
 
 }  // namespace
 
-void add_tuning(py::module_& module) {
+void add_tuning(py::module_& module, GroupClass& group) {
   group
       .def(
           "_cost_model",
