@@ -49,6 +49,11 @@ def test_mixed(pools: Pools, world: int, shape: list[int]) -> None:
     pools.get("processes", world).run(hierarchy.mixed, shape)
 
 
+def test_fused_in_any_order(pools: Pools) -> None:
+    """Flushes on a communicator that two candidates share have one order on all ranks."""
+    pools.get("processes", 4).run(hierarchy.fused_in_any_order)
+
+
 def test_life(pools: Pools) -> None:
     """With other groups, passes, and the end of a library."""
     pools.get("processes", 4).run(hierarchy.life)

@@ -34,7 +34,11 @@ def test_values(pools: Pools, world: int, function: str) -> None:
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
-@pytest.mark.parametrize("function", [striped.mixed, striped.ends, striped.wrong_names], ids=lambda each: each.__name__)
+@pytest.mark.parametrize(
+    "function",
+    [striped.mixed, striped.fused_in_any_order, striped.ends, striped.wrong_names],
+    ids=lambda each: each.__name__,
+)
 def test_life(pools: Pools, world: int, function: Callable[[], None]) -> None:
     """With other calls, at the end of a library, and under wrong names."""
     pools.get("processes", world).run(function)

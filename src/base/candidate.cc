@@ -177,6 +177,33 @@ std::string over_dimensions(std::string_view algorithm, const std::vector<std::s
   return name + ")";
 }
 
+namespace {
+
+// The backends whose communicators in the group the calls of a backend may go to.
+std::vector<std::string> parts_in_group(const std::string& backend) {
+  const auto candidate = Candidate::read(backend);
+  if (!candidate || candidate->parts.empty()) return {backend};
+  return candidate->hierarchical() ? parts_in_group(candidate->parts.back()) : candidate->parts;
+}
+
+}  // namespace
+
+std::map<std::string, std::string, std::less<>> sharing(std::span<const std::string> backends) {
+  std::map<std::string, std::string, std::less<>> sets;
+  std::map<std::string, std::string> users;  // by part: the first backend that uses it
+  for (const auto& backend : backends) {
+    sets[backend] = backend;
+    for (const auto& part : parts_in_group(backend)) {
+      const auto& user = users.emplace(part, backend).first->second;
+      const auto joined = sets[backend], with = sets[user];
+      for (auto& [name, set] : sets) {
+        if (set == joined) set = with;
+      }
+    }
+  }
+  return sets;
+}
+
 std::string stripe_of(std::string_view first, std::string_view second) {
   return std::string(kStripe) + "(" + std::string(first) + "," + std::string(second) + ")";
 }

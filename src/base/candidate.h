@@ -2,7 +2,10 @@
 // Names of candidates. No other file parses them.
 #pragma once
 
+#include <functional>
+#include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -51,5 +54,10 @@ std::string stripe_of(std::string_view first, std::string_view second);
 
 /// The name of the backend that uses one for each dimension, innermost first.
 std::string over_dimensions(std::string_view algorithm, const std::vector<std::string>& parts);
+
+/// Divides the backends of a group into sets whose calls may go to one communicator: a stripe has only its parts', and
+/// a candidate over dimensions does calls without steps on its outermost part's. By backend: its set, which has the
+/// name of a backend in it. Equal on all ranks, as the names are.
+std::map<std::string, std::string, std::less<>> sharing(std::span<const std::string> backends);
 
 }  // namespace mcr

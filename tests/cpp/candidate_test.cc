@@ -101,6 +101,34 @@ TEST(a_wrong_spelling_says_what_was_expected) {
   }
 }
 
+TEST(backends_whose_calls_may_go_to_one_communicator) {
+  struct Row {
+    std::vector<std::string> backends;
+    std::vector<std::size_t> set_of;  // by backend: the index of the first one in its set
+  };
+  const std::vector<Row> rows = {
+      {{"mpi"}, {0}},
+      {{"mpi", "gloo", "shm"}, {0, 1, 2}},
+      {{"gloo", "mpi", "shm", "stripe(gloo,mpi)"}, {0, 0, 2, 0}},
+      {{"shm", "mpi", "gloo", "hier(shm,mpi)"}, {0, 1, 2, 1}},
+      {{"shm", "mpi", "gloo", "themis(gloo,mpi)", "hier(mpi,gloo)"}, {0, 1, 2, 1, 2}},
+      {{"a", "b", "c", "stripe(a,b)", "stripe(b,c)"}, {0, 0, 0, 0, 0}},
+      {{"a", "b", "c", "d", "stripe(a,b)", "stripe(c,d)", "stripe(b,d)"}, {0, 0, 0, 0, 0, 0, 0}},
+      {{"shm", "gloo", "mpi", "stripe(gloo,mpi)", "hier(shm,stripe(gloo,mpi))"}, {0, 1, 1, 1, 1}},
+      {{"strange name)", "mpi"}, {0, 1}},
+  };
+  for (const auto& [backends, set_of] : rows) {
+    const auto sets = sharing(backends);
+    CHECK(sets.size() == backends.size());
+    for (std::size_t i = 0; i < backends.size(); ++i) {
+      for (std::size_t j = 0; j < backends.size(); ++j) {
+        CHECK((sets.at(backends[i]) == sets.at(backends[j])) == (set_of[i] == set_of[j]));
+      }
+      CHECK(sets.contains(sets.at(backends[i])));
+    }
+  }
+}
+
 TEST(names_of_variants) {
   CHECK(variant_of("mpi", "p2p") == "mpi:p2p");
   CHECK(variant_of("stripe(gloo,mpi)", "67") == "stripe(gloo,mpi,67)");

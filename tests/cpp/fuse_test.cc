@@ -2,6 +2,7 @@
 #include "passes/fuse/fuse.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <new>
 #include <random>
@@ -357,6 +358,62 @@ TEST(a_round_is_waited_for_as_long_as_one_of_its_calls_is) {
   CHECK(Executor::any());
   CHECK(one.finish() && !Executor::any());
   CHECK(one.fused.calls.size() == 1 && one.fused.calls.front().out.count == 12 && !one.works.back()->failed());
+}
+
+// A group with two backends and the stripe over both.
+class Several {
+ public:
+  Several() {
+    connect(first_, "left", logs[0]);
+    connect(second_, "right", logs[1]);
+    group->connect(StripedBackend::add("left", "right"), 0);
+  }
+  std::shared_ptr<Work> start(const Call& call, const char* backend) const {
+    return ranks::start(*group, call, group->find(backend));
+  }
+  std::array<Counter::Log, 2> logs;
+
+ private:
+  struct Counting : Backend {
+    explicit Counting(Counter::Log& its) : log(its) {}
+    std::string library() const override { return "for tests"; }
+    std::unique_ptr<Communicator> connect(const GroupSpec&) override { return std::make_unique<Counter>(log); }
+    Counter::Log& log;
+  };
+  void connect(Registry::Entry& entry, const char* name, Counter::Log& log) const {
+    entry.name = name;
+    entry.backend = std::make_unique<Counting>(log);
+    group->connect(entry, 0);
+  }
+  Registry::Entry first_, second_;
+
+ public:
+  const std::shared_ptr<Group> group = std::make_shared<Group>(ranks::spec(1, 0));
+};
+
+// Otherwise their flushes would have an order of their own on each rank.
+TEST(backends_that_share_communicators_flush_together) {
+  for (const auto hold : {std::chrono::nanoseconds(kNever), std::chrono::nanoseconds(0)}) {
+    const auto shadow = std::make_shared<Several>();
+    Several several;
+    const std::map<std::string, FuseLimits> each = {
+        {"left", limits(1000)}, {"right", limits(1000)}, {"stripe(left,right)", limits(1000, hold)}};
+    const auto pass = std::make_shared<Fuse>(Shadow{shadow, shadow->group.get()}, each);
+    several.group->set_passes({pass});
+    std::vector<Floats> data(4, Floats(4));
+    std::vector<std::shared_ptr<Work>> works;
+    for (const char* backend : {"left", "right", "left", "stripe(left,right)"}) {
+      works.push_back(several.start(call(Op::all_reduce, data[works.size()]), backend));
+    }
+    if (hold == kNever) CHECK(works[1]->wait_for(10s));
+    for (const auto& work : works) {
+      while (!work->poll()) std::this_thread::yield();
+    }
+    CHECK(shadow->logs[0].calls.size() == 2 && shadow->logs[1].calls.size() == 1);
+    CHECK(shadow->logs[0].calls[0].out.count == 8 && shadow->logs[0].calls[1].out.count == 4);
+    CHECK(pass->statistics().calls == 4 && pass->statistics().flushes == 3);
+    several.group->set_passes({});
+  }
 }
 
 TEST(all_ranks_flush_the_same) {

@@ -114,6 +114,21 @@ def mixed(shape: Sequence[int]) -> None:
     mcr_dl.barrier(backend="hier(shm,mpi)")
 
 
+def fused_in_any_order() -> None:
+    """Held calls without steps and held calls of the outermost library, waited for in another order on each rank."""
+    _start([0, 1, 2, 3])
+    rank = mcr_dl.get_rank()
+    mcr_dl.set_passes([mcr_dl.passes.Fuse(hold_microseconds=60_000_000)])
+    for turn in range(4):
+        tensors = [torch.full((8,), float(value + rank)) for value in (0, 100)]
+        calls = zip(tensors, ("mpi", "themis(shm,mpi)"), strict=True)
+        works = [mcr_dl.broadcast(tensor, 1, backend=backend, async_op=True) for tensor, backend in calls]
+        for work in works[:: -1 if (rank + turn) % 2 else 1]:
+            work.wait()
+        assert [tensor.unique().tolist() for tensor in tensors] == [[1], [101]]
+    mcr_dl.set_passes([])
+
+
 def life() -> None:
     """Groups that take over the backends, passes, the end of a library, and explanations."""
     _start([0, 1, 2, 3])

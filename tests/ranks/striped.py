@@ -79,6 +79,25 @@ def any_share() -> None:
     mcr_dl.set_passes([])
 
 
+PAIRS = (("gloo", "stripe(gloo,mpi)"), ("mpi", "stripe(mpi,gloo)"), ("stripe(gloo,mpi)", "stripe(mpi,gloo)"))
+
+
+def fused_in_any_order() -> None:
+    """Held calls on backends that share a communicator, waited for in another order on each rank: right values."""
+    session.start(*BACKENDS)
+    rank, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
+    mcr_dl.set_passes([mcr_dl.passes.Fuse(hold_microseconds=60_000_000)])
+    for turn in range(4):
+        for pair in PAIRS:
+            tensors = [torch.full((8,), value) for value in (1.0, 100.0)]
+            calls = zip(tensors, pair, strict=True)
+            works = [mcr_dl.all_reduce(tensor, backend=backend, async_op=True) for tensor, backend in calls]
+            for work in works[:: -1 if (rank + turn) % 2 else 1]:
+                work.wait()
+            assert [tensor.unique().tolist() for tensor in tensors] == [[size], [100 * size]], pair
+    mcr_dl.set_passes([])
+
+
 def ends() -> None:
     """When a library ends, calls that are cut over it end too; the rest continues."""
     session.start("mpi", "gloo", "stripe(gloo,mpi)")

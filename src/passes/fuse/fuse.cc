@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/candidate.h"
 #include "choose/decision.h"
 #include "engine/dispatch.h"
 
@@ -43,11 +44,18 @@ bool fusible(const Call& call) {
 
 Fuse::Fuse(std::shared_ptr<Group> shadow, const std::map<std::string, FuseLimits>& limits)
     : shadow_(std::move(shadow)) {
+  std::vector<std::string> backends;
   for (const auto& slot : shadow_->slots()) {
-    if (slot.variant != 0) continue;
-    const auto& own = limits.at(slot.backend.name);
+    if (slot.variant == 0) backends.push_back(slot.backend.name);
+  }
+  // Two streams would issue on a common communicator in an order of their own on each rank.
+  std::map<std::string, std::shared_ptr<FuseStream>> streams;  // by set
+  for (const auto& [backend, set] : sharing(backends)) {
+    auto& stream = streams[set];
+    if (stream == nullptr) stream = streams_.emplace_back(std::make_shared<FuseStream>(shadow_));
+    const auto& own = limits.at(backend);
     largest_buffer_ = std::max(largest_buffer_, own.buffer_bytes);
-    streams_.emplace(slot.backend.name, std::make_shared<FuseStream>(shadow_, own));
+    holders_.emplace(backend, Holder{stream, own});
   }
 }
 
@@ -61,15 +69,10 @@ Slot* Fuse::slot_of(const Passage& passage) {
   return &shadow_->choose(full);
 }
 
-std::shared_ptr<FuseStream> Fuse::stream_of(const Slot& slot) const {
-  const auto found = streams_.find(slot.backend.name);
-  return found == streams_.end() ? nullptr : found->second;
-}
-
 Outcome Fuse::handle(Passage& passage, const Next& next) {
   // While this thread is in a blocking call, no further calls will join.
   if (!passage.asynchronous && Executor::any()) {
-    for (const auto& [backend, stream] : streams_) stream->expedite();
+    for (const auto& stream : streams_) stream->expedite();
   }
   // On other ranks a call of any form may be a blocking one, which does not join.
   if (!passage.asynchronous || passage.call.any_form || !fusible(passage.call)) return next(passage);
@@ -77,13 +80,15 @@ Outcome Fuse::handle(Passage& passage, const Next& next) {
   Slot* slot = slot_of(passage);
   Slot* own = slot == nullptr ? nullptr : passage.group.find(slot->name);
   if (own == nullptr || Decision::of(*slot->communicator, passage.call).form == Form::Unsupported) return next(passage);
-  const auto stream = stream_of(*slot);
-  if (stream == nullptr || larger_side_bytes(passage.call) > stream->limits().largest_bytes) return next(passage);
+  const auto holder = holders_.find(slot->backend.name);
+  if (holder == holders_.end()) return next(passage);
+  const auto& [stream, limits] = holder->second;
+  if (larger_side_bytes(passage.call) > limits.largest_bytes) return next(passage);
   passage.slot = own;
   passage.notes.fused = true;
   std::shared_ptr<FusePart> part;
   try {
-    part = stream->join(passage.call, *slot);
+    part = stream->join(passage.call, *slot, limits);
   } catch (const Error& error) {
     throw refusal(passage, error);
   }
@@ -92,15 +97,15 @@ Outcome Fuse::handle(Passage& passage, const Next& next) {
 
 bool Fuse::synchronize(std::chrono::nanoseconds limit) {
   const auto deadline = std::chrono::steady_clock::now() + limit;
-  return std::all_of(streams_.begin(), streams_.end(), [&](const auto& entry) {
-    return entry.second->synchronize(
+  return std::ranges::all_of(streams_, [&](const auto& stream) {
+    return stream->synchronize(
         std::max<std::chrono::nanoseconds>(deadline - std::chrono::steady_clock::now(), std::chrono::nanoseconds(0)));
   });
 }
 
 FuseStatistics Fuse::statistics() const {
   FuseStatistics sum;
-  for (const auto& [name, stream] : streams_) {
+  for (const auto& stream : streams_) {
     const auto one = stream->statistics();
     sum.calls += one.calls;
     sum.flushes += one.flushes;

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "engine/pass.h"
 #include "passes/fuse/stream.h"
@@ -30,10 +31,15 @@ class Fuse : public Pass {
 
  private:
   Slot* slot_of(const Passage& passage);
-  std::shared_ptr<FuseStream> stream_of(const Slot& slot) const;
 
+  // What holds the calls of a backend.
+  struct Holder {
+    std::shared_ptr<FuseStream> stream;  // shared with the backends whose calls may go to the same communicator
+    FuseLimits limits;
+  };
   std::shared_ptr<Group> shadow_;
-  std::map<std::string, std::shared_ptr<FuseStream>, std::less<>> streams_;  // by backend
+  std::vector<std::shared_ptr<FuseStream>> streams_;
+  std::map<std::string, Holder, std::less<>> holders_;  // by backend
   int64_t largest_buffer_ = 0;
 };
 

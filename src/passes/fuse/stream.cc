@@ -20,7 +20,7 @@ FuseKind kind_of(const Call& call, const Slot& slot) {
   number = (number << 8) | static_cast<int64_t>(call.op);
   number = (number << 8) | static_cast<int64_t>(call.dtype);
   number = (number << 8) | static_cast<int64_t>(call.red);
-  return {call.priority, (number << 8) | slot.variant};
+  return {call.priority, slot.backend.name, (number << 8) | slot.variant};
 }
 
 // The calls are no longer held: `carrier` does them, or it is null and they have failed.
@@ -39,16 +39,14 @@ void release(const Parts& parts, const std::shared_ptr<Work>& carrier, const std
 
 }  // namespace
 
-FusePart::FusePart(const Call& held, const Slot& of) : call(held), slot(of), kind(kind_of(held, of)) {}
+FusePart::FusePart(const Call& held, const Slot& of, const FuseLimits& its)
+    : call(held), slot(of), limits(its), kind(kind_of(held, of)) {}
 
-FuseStream::FuseStream(std::shared_ptr<Group> shadow, FuseLimits limits)
-    : shadow_(std::move(shadow)), limits_(limits) {}
-
-std::shared_ptr<FusePart> FuseStream::join(const Call& call, const Slot& slot) {
-  const auto part = std::make_shared<FusePart>(call, slot);
+std::shared_ptr<FusePart> FuseStream::join(const Call& call, const Slot& slot, const FuseLimits& limits) {
+  const auto part = std::make_shared<FusePart>(call, slot, limits);
   const auto bytes = larger_side_bytes(call);
   std::unique_lock lock(mutex_);
-  if (!broken_ && bytes_[part->kind] + bytes > limits_.buffer_bytes) {
+  if (!broken_ && bytes_[part->kind] + bytes > limits.buffer_bytes) {
     wanted_ = made();
     lock.unlock();
     drive();
@@ -56,10 +54,11 @@ std::shared_ptr<FusePart> FuseStream::join(const Call& call, const Slot& slot) {
   }
   if (broken_) throw Error(*broken_);
   held_.push_back(part);
+  until_ = std::min(until_, part->until);
   part->number = made();
   auto& total = bytes_[part->kind];
   total += bytes;
-  if (total >= limits_.buffer_bytes) wanted_ = part->number;
+  if (total >= limits.buffer_bytes) wanted_ = part->number;
   ++statistics_.calls;
   std::shared_ptr<Run> begun;
   const bool reclaimed = round_ != nullptr && round_->reclaim();
@@ -127,7 +126,7 @@ FuseStatistics FuseStream::statistics() const {
 
 bool FuseStream::due() const {
   if (held_.empty() || broken_) return false;
-  return wanted_ > flushed_ || Clock::now() - held_.front()->since >= limits_.hold;
+  return wanted_ > flushed_ || Clock::now() >= until_;
 }
 
 bool FuseStream::all_abandoned() const {
@@ -171,7 +170,8 @@ std::shared_ptr<Run> FuseStream::make_round() {
     agreed = {schedule->issue(round, {due})};
   }
   const auto flushes = schedule->issue({}, agreed);
-  // Rounds use the backend without a variant, as ranks may hold calls of different variants.
+  // Rounds use the backend without a variant, as ranks may hold calls of different variants. The first held call has
+  // one number on all ranks, and so one backend.
   const Slot& first = held_.front()->slot;
   const Slot slot{first.backend, first.communicator, first.backend.name, 0, first.streams};
   const auto later = [weak, slot, &number, memory = std::weak_ptr(schedule), flush = &schedule->tasks()[flushes]](
@@ -222,8 +222,8 @@ void FuseStream::flush(int64_t agreed) {
 }
 
 // Removes the calls up to `agreed` from held_ and returns their buffers. Buffers fill up in the order of the calls, one
-// per kind. They go by priority; within a priority full buffers come first, then the rest in the order of the kinds'
-// numbers. Changes nothing if it throws.
+// per kind. They go by priority; within a priority full buffers come first, then the rest in the order of their
+// kinds. Changes nothing if it throws.
 std::vector<FuseStream::Parts> FuseStream::take(int64_t agreed) {
   const auto end = held_.begin() + (agreed - flushed_);
   std::vector<Parts> full;
@@ -232,7 +232,7 @@ std::vector<FuseStream::Parts> FuseStream::take(int64_t agreed) {
   for (auto part = held_.begin(); part != end; ++part) {
     const auto kind = (*part)->kind;
     const int64_t bytes = larger_side_bytes((*part)->call);
-    if (filled[kind] + bytes > limits_.buffer_bytes && !open[kind].empty()) {
+    if (filled[kind] + bytes > (*part)->limits.buffer_bytes && !open[kind].empty()) {
       full.push_back(std::exchange(open[kind], {}));
       filled[kind] = 0;
     }
@@ -253,6 +253,8 @@ std::vector<FuseStream::Parts> FuseStream::take(int64_t agreed) {
     }
   }
   held_.erase(held_.begin(), end);
+  until_ = Clock::time_point::max();
+  for (const auto& part : held_) until_ = std::min(until_, part->until);
   flushed_ = agreed;
   return full;
 }
@@ -282,7 +284,7 @@ std::shared_ptr<Work> FuseStream::carry(const Parts& parts) {
   std::vector<Call> calls;
   for (const auto& part : parts) calls.push_back(part->call);
   const auto schedule = Schedule::make();
-  fuse(calls, shadow_->rank(), shadow_->size(), *schedule, limits_.buffer_bytes);
+  fuse(calls, shadow_->rank(), shadow_->size(), *schedule, parts.front()->limits.buffer_bytes);
   const auto run = make_pooled<Run>(schedule);
   run->begin([&](const Task& task, Requests& requests) {
     requests.push_back(request_of(start_on(*shadow_, slot, task.call, schedule)));

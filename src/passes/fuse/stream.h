@@ -9,6 +9,8 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "engine/deferred.h"
@@ -34,28 +36,31 @@ struct FuseStatistics {
 /// Calls of one kind may share a buffer. A flush issues the buffers with the lowest priority first.
 struct FuseKind {
   int32_t priority;
+  std::string_view backend;
   int64_t number;
   auto operator<=>(const FuseKind&) const = default;
 };
 
 /// A held call.
 struct FusePart : Deferred {
-  FusePart(const Call& held, const Slot& of);
+  FusePart(const Call& held, const Slot& of, const FuseLimits& its);
 
   const Call call;  // its memory is kept by the call's Work
   Slot slot;        // in the shadow group; a copy, which keeps the communicator even if the group removes it
+  const FuseLimits limits;
   const FuseKind kind;
   int64_t number = 0;  // index of the call in its stream, from 1
-  const std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
+  const std::chrono::steady_clock::time_point until = std::chrono::steady_clock::now() + limits.hold;
 };
 
-/// The held calls of one backend, and how the ranks agree on the contents of a flush. T is measured by a clock and
-/// wait() is called by the program, so no rank can tell from its own state what the others would flush. So the ranks
-/// ask each other in rounds: a rank that wants a flush (a buffer is full, T has passed, a thread waits) proposes the
-/// number of calls it has made so far, in an all_reduce with MIN. All ranks get the same number, and have made all
-/// calls up to it. These calls are flushed, in buffers that depend only on their sizes and kinds. Calls are numbered in
-/// program order, which is equal on all ranks. Every rank that has made a call joins a round when T has passed, at the
-/// latest, and no rank joins without a call that has not been flushed, so that each round flushes something.
+/// The held calls of the backends that share communicators, and how the ranks agree on the contents of a flush. T is
+/// measured by a clock and wait() is called by the program, so no rank can tell from its own state what the others
+/// would flush. So the ranks ask each other in rounds: a rank that wants a flush (a buffer is full, T has passed, a
+/// thread waits) proposes the number of calls it has made so far, in an all_reduce with MIN. All ranks get the same
+/// number, and have made all calls up to it. These calls are flushed, in buffers that depend only on their sizes and
+/// kinds. Calls are numbered in program order, which is equal on all ranks. Every rank that has made a call joins a
+/// round when T has passed, at the latest, and no rank joins without a call that has not been flushed, so that each
+/// round flushes something.
 ///
 /// A round is a schedule: wait until a flush is due; issue the all_reduce; issue the flush. The executor issues round,
 /// flush, round, flush, on communicators that have no other calls. A round has no time limit of its own: a held call
@@ -63,14 +68,14 @@ struct FusePart : Deferred {
 /// during a flush, which may run users' passes.
 class FuseStream : public std::enable_shared_from_this<FuseStream> {
  public:
-  FuseStream(std::shared_ptr<Group> shadow, FuseLimits limits);
+  explicit FuseStream(std::shared_ptr<Group> shadow) : shadow_(std::move(shadow)) {}
   FuseStream(const FuseStream&) = delete;
   FuseStream& operator=(const FuseStream&) = delete;
   /// Ends the running round: its calls are gone.
   ~FuseStream() { executor_->expedite(); }
 
-  /// Adds a call. Throws if the ranks can no longer agree on flushes.
-  std::shared_ptr<FusePart> join(const Call& call, const Slot& slot);
+  /// Adds a call; calls with equal slots have equal limits. Throws if the ranks can no longer agree on flushes.
+  std::shared_ptr<FusePart> join(const Call& call, const Slot& slot, const FuseLimits& limits);
   /// Issues what is due and was agreed, as far as possible now. Never waits.
   void drive();
   /// Call when a thread waits for this call.
@@ -81,7 +86,6 @@ class FuseStream : public std::enable_shared_from_this<FuseStream> {
   void expedite();
   /// Flushes; false if calls are still held after the limit.
   bool synchronize(std::chrono::nanoseconds limit);
-  const FuseLimits& limits() const { return limits_; }
   FuseStatistics statistics() const;
 
  private:
@@ -104,16 +108,16 @@ class FuseStream : public std::enable_shared_from_this<FuseStream> {
   void break_off(const Error& error);
 
   const std::shared_ptr<Group> shadow_;
-  const FuseLimits limits_;
   const std::shared_ptr<Executor> executor_ = std::make_shared<Executor>(true);
   mutable std::mutex mutex_;    // guards all members below
   std::shared_ptr<Run> round_;  // the running one; null if no call is held
   std::deque<std::shared_ptr<FusePart>> held_;
-  std::map<FuseKind, int64_t> bytes_;  // of held calls
-  int64_t flushed_ = 0;                // the number of calls that have left held_
-  int64_t wanted_ = 0;                 // calls up to this number are to be flushed now
-  bool flushing_ = false;              // calls have left held_, and may not have been issued
-  std::optional<Error> broken_;        // set: the ranks can no longer agree
+  std::map<FuseKind, int64_t> bytes_;                   // of held calls
+  Clock::time_point until_ = Clock::time_point::max();  // the earliest of held calls
+  int64_t flushed_ = 0;                                 // the number of calls that have left held_
+  int64_t wanted_ = 0;                                  // calls up to this number are to be flushed now
+  bool flushing_ = false;                               // calls have left held_, and may not have been issued
+  std::optional<Error> broken_;                         // set: the ranks can no longer agree
   FuseStatistics statistics_;
 };
 
