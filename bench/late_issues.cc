@@ -30,7 +30,7 @@ struct Flag final : Request {
 
 struct Bench {
   Progress progress;
-  std::shared_ptr<Executor> executor = std::make_shared<Executor>(true, &progress);
+  std::shared_ptr<Executor> executor = std::make_shared<Executor>(true, std::vector{&progress});
   std::string name = "bench";
 
   // Microseconds from the completion of the first Issue to the start of the second one.

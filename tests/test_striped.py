@@ -36,7 +36,13 @@ def test_values(pools: Pools, world: int, function: str) -> None:
 @pytest.mark.parametrize("world", [2, 3, 4])
 @pytest.mark.parametrize(
     "function",
-    [striped.mixed, striped.fused_in_any_order, striped.ends, striped.wrong_names],
+    [
+        striped.mixed,
+        striped.fused_in_any_order,
+        striped.compressed_in_any_order,
+        striped.ends,
+        striped.wrong_names,
+    ],
     ids=lambda each: each.__name__,
 )
 def test_life(pools: Pools, world: int, function: Callable[[], None]) -> None:

@@ -15,7 +15,7 @@ DimensionsCommunicator::DimensionsCommunicator(std::span<const Part> parts, std:
                                                Progress& progress)
     : whole_(std::move(whole)),
       targets_(std::make_shared<Targets>(parts.size())),
-      executor_(std::make_shared<Executor>(true, &progress)) {
+      executor_(std::make_shared<Executor>(true, std::vector{&progress})) {
   for (std::size_t i = 0; i < parts.size(); ++i) {
     if (parts[i].group == nullptr) continue;
     auto* slot = parts[i].group->find(parts[i].candidate);
@@ -70,9 +70,7 @@ Registry::Entry& DimensionsBackend::add(std::string_view algorithm, const std::v
   return Registry::instance().add(name, std::make_unique<DimensionsBackend>(parts));
 }
 
-std::string DimensionsBackend::library() const {
-  return "collectives in steps over " + joined(parts_, {}, ", then ");
-}
+std::string DimensionsBackend::library() const { return "collectives in steps over " + joined(parts_, {}, ", then "); }
 
 std::unique_ptr<Communicator> DimensionsBackend::connect(const GroupSpec& spec) {
   throw Error(ErrorCode::InvalidArgument, "expected the communicators of the dimensions of group '" + spec.name + "'");

@@ -285,18 +285,19 @@ constexpr int kRounds = 100;
 
 std::atomic<int> Executor::pending_{0};
 
-Executor::Executor(bool ordered, Progress* progress, uint32_t stages)
-    : ordered_(ordered), progress_(progress), stages_(stages) {}
+Executor::Executor(bool ordered, std::vector<Progress*> progress, uint32_t stages)
+    : ordered_(ordered), progress_(std::move(progress)), stages_(stages) {}
 
 Executor::~Executor() {
-  if (listed_ && progress_ != nullptr) progress_->poll_seldom();
+  if (!listed_) return;
+  for (auto* progress : progress_) progress->poll_seldom();
 }
 
 // Call with the mutex held.
 void Executor::set_pending(bool pending) {
   if (listed_ == pending) return;
   listed_ = pending;
-  if (progress_ != nullptr) pending ? progress_->poll_often() : progress_->poll_seldom();
+  for (auto* progress : progress_) pending ? progress->poll_often() : progress->poll_seldom();
   if (!ordered_) return;
   const std::lock_guard lock(list().mutex);
   if (pending) {

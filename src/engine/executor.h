@@ -140,8 +140,8 @@ class Driver {
 class Executor final : public Driver, public std::enable_shared_from_this<Executor> {
  public:
   /// `ordered`: other ranks need the Issues that are still to come; false for messages, which only their receiver waits
-  /// for. `progress` polls often while Issues are to come; null: no thread does.
-  explicit Executor(bool ordered, Progress* progress = nullptr, uint32_t stages = 1);
+  /// for. `progress` poll often while Issues are to come.
+  explicit Executor(bool ordered, std::vector<Progress*> progress = {}, uint32_t stages = 1);
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
   ~Executor() override;
@@ -168,12 +168,12 @@ class Executor final : public Driver, public std::enable_shared_from_this<Execut
 
   static std::atomic<int> pending_;  // not inline: modules with hidden symbols would get a copy
   const bool ordered_;
-  Progress* const progress_;
+  const std::vector<Progress*> progress_;
   const uint32_t stages_;
   mutable std::mutex mutex_;               // guards the members below, except that only the driver removes runs
   std::deque<std::shared_ptr<Run>> runs_;  // with late Issues to come
   bool driven_ = false;
-  bool listed_ = false;  // in the list of executors with late Issues to come, and the progress thread polls often
+  bool listed_ = false;  // in the list of executors with late Issues to come, and the progress threads poll often
   ExecutorStatistics statistics_;
 };
 

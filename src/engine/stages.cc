@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/candidate.h"
 #include "base/pool.h"
 #include "engine/dispatch.h"
 
@@ -34,6 +35,20 @@ Stages::Stages(std::vector<std::shared_ptr<Group>> groups) : groups_(std::move(g
   if (groups_.empty() || groups_.size() > kMost) {
     throw Error(ErrorCode::InvalidArgument,
                 "stages: expected 1 to " + std::to_string(kMost) + " groups, got " + std::to_string(groups_.size()));
+  }
+  std::vector<std::string> backends;
+  for (const auto& slot : groups_.front()->slots()) {
+    if (slot.variant == 0) backends.push_back(slot.backend.name);
+  }
+  // Two executors would issue on a common communicator in an order of their own on each rank.
+  const auto sets = sharing(backends);
+  std::map<std::string, std::shared_ptr<Ordered>> made;
+  for (const auto& slot : groups_.front()->slots()) {
+    if (slot.variant != 0) continue;
+    auto& ordered = made[sets.find(slot.backend.name)->second];
+    if (ordered == nullptr) ordered = std::make_shared<Ordered>();
+    ordered->progress.push_back(&slot.backend.progress);
+    executors_[slot.backend.name] = ordered;
   }
 }
 
@@ -76,11 +91,13 @@ std::shared_ptr<Executor> Stages::executor_of(const Passage& passage, LateFor la
   auto& backend = passage.slot->backend;
   const auto stages = static_cast<uint32_t>(groups_.size());
   const bool message = row(passage.call.op).is(kPeer);
-  if (message && late_for == LateFor::Ranks) return std::make_shared<Executor>(false, &backend.progress, stages);
+  if (message && late_for == LateFor::Ranks) {
+    return std::make_shared<Executor>(false, std::vector{&backend.progress}, stages);
+  }
   const std::lock_guard lock(mutex_);
-  auto& both = executors_[backend.name];
+  auto& both = *executors_.at(backend.name);
   auto& executor = message ? both.messages : both.collectives;
-  if (executor == nullptr) executor = std::make_shared<Executor>(true, &backend.progress, stages);
+  if (executor == nullptr) executor = std::make_shared<Executor>(true, both.progress, stages);
   return executor;
 }
 
@@ -90,7 +107,7 @@ bool Stages::synchronize(std::chrono::nanoseconds limit) {
   {
     const std::lock_guard lock(mutex_);
     for (const auto& [backend, executors] : executors_) {
-      if (executors.collectives != nullptr) all.push_back(executors.collectives);
+      if (executors->collectives != nullptr) all.push_back(executors->collectives);
     }
   }
   return std::ranges::all_of(
@@ -101,7 +118,7 @@ std::map<std::string, ExecutorStatistics> Stages::statistics() {
   std::map<std::string, ExecutorStatistics> all;
   const std::lock_guard lock(mutex_);
   for (const auto& [backend, executors] : executors_) {
-    if (executors.collectives != nullptr) all.emplace(backend, executors.collectives->statistics());
+    if (executors->collectives != nullptr) all.emplace(backend, executors->collectives->statistics());
   }
   return all;
 }

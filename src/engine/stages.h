@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -16,13 +17,14 @@
 namespace mcr {
 
 /// The targets of the late Issues of a group's schedules: groups with this group's ranks and backends on which nothing
-/// else is issued, and for each backend the executor that keeps the Issues in order. The k-th late Issue of a schedule
-/// goes to stage k modulo the number of stages. Thread-safe.
+/// else is issued, and for each backend the executor that keeps the Issues in order, which backends that share
+/// communicators have in common. The k-th late Issue of a schedule goes to stage k modulo the number of stages.
+/// Thread-safe.
 class Stages {
  public:
   /// An executor has a bit for each.
   static constexpr std::size_t kMost = 64;
-  /// Throws InvalidArgument if `groups` is empty or has more than that.
+  /// Throws InvalidArgument if `groups` is empty or has more than that. The groups have their backends.
   explicit Stages(std::vector<std::shared_ptr<Group>> groups);
 
   /// Whether the stages have the candidate's backend: the group may have removed it.
@@ -41,7 +43,7 @@ class Stages {
   /// Waits until no late Issue of a collective is pending; false if the time runs out first. Under the rules of
   /// Pass::synchronize().
   bool synchronize(std::chrono::nanoseconds limit);
-  /// Of collectives, by backend.
+  /// Of collectives, by backend; backends with a common executor have equal ones.
   std::map<std::string, ExecutorStatistics> statistics();
 
  private:
@@ -51,9 +53,10 @@ class Stages {
   const std::vector<std::shared_ptr<Group>> groups_;
   std::mutex mutex_;
   struct Ordered {
+    std::vector<Progress*> progress;  // of its backends
     std::shared_ptr<Executor> collectives, messages;
   };
-  std::map<std::string, Ordered> executors_;  // by backend; guarded by mutex_
+  std::map<std::string, std::shared_ptr<Ordered>, std::less<>> executors_;  // by backend; guarded by mutex_
 };
 
 /// The candidate with that name; throws NotInitialized if the group has removed it or is closed. Inside the group a

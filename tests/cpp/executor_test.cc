@@ -134,7 +134,7 @@ TEST(each_stage_has_an_order_of_its_own) {
     schedule->issue(bench.call(), {schedule->issue(bench.call(), {schedule->issue(bench.call())})});
     return std::make_shared<Run>(schedule, bench.start());
   };
-  const auto executor = std::make_shared<Executor>(true, nullptr, 2);
+  const auto executor = std::make_shared<Executor>(true, std::vector<Progress*>(), 2);
   executor->submit(three(), bench.start());
   executor->submit(three(), bench.start());
   for (const auto i : {0, 3, 4}) bench.issues[static_cast<std::size_t>(i)]->done = true;

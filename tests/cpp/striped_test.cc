@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <numeric>
 #include <thread>
 
 #include "check.h"
+#include "engine/stages.h"
 #include "ranks.h"
 
 using namespace std::chrono_literals;
@@ -306,4 +308,47 @@ TEST(its_parts_must_be_there) {
   Group group(ranks::spec(2, 0));
   const auto got = ranks::failure([&] { group.connect(Two::striped(), 0); });
   CHECK(got.code == ErrorCode::InvalidArgument && check::has(got.text, "expected left among the backends"));
+}
+
+// Otherwise the ranks would issue them on it in different orders.
+TEST(late_issues_of_backends_that_share_a_communicator_have_one_order) {
+  struct Flag final : Request {
+    explicit Flag(const std::atomic<bool>& its) : done(its) {}
+    bool poll() override { return done; }
+    const std::atomic<bool>& done;
+  };
+  Two two;
+  const auto stage = std::make_shared<Two>();
+  Stages stages({std::shared_ptr<Group>(stage, &stage->group)});
+  Floats data(8);
+  std::array<std::atomic<bool>, 2> done{false, false};
+  std::array<Requests, 2> requests;
+  const auto submit = [&](std::size_t i, const char* backend, int64_t count) {
+    auto call = all_reduce(data);
+    call.out.count = count;
+    Plan plan;
+    const Passage passage{two.group, two.group.find(backend), call, plan, true};
+    const auto schedule = Schedule::make();
+    schedule->issue(call, {schedule->issue(call)});
+    requests[i] = stages.submit(passage, schedule, [&, i](const Task&, Requests& started) {
+      started.push_back(std::make_unique<Flag>(done[i]));
+    });
+  };
+  const auto ended = [&] {
+    bool all = true;
+    for (const auto& of_one : requests) {
+      for (const auto& request : of_one) all = request->poll() && all;
+    }
+    return all;
+  };
+  submit(0, "left", 4);
+  submit(1, "stripe(left,right)", 8);
+  done[1] = true;
+  CHECK(!ended() && !ended() && stage->left.calls.empty());
+  done[0] = true;
+  CHECK(!ended() && !ended() && stage->left.calls.size() == 2);
+  CHECK(stage->left.calls[0].out.count == 4 && stage->left.calls[1].out.count == 8 && stage->right.calls.empty());
+  CHECK(stages.statistics().at("left").delays.issues == 2 && stages.statistics().at("right").delays.issues == 2);
+  stage->end();
+  while (!ended()) std::this_thread::yield();
 }

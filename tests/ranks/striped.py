@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+import random
+import time
 from collections.abc import Sequence
 
 import torch
@@ -95,6 +97,25 @@ def fused_in_any_order() -> None:
             for work in works[:: -1 if (rank + turn) % 2 else 1]:
                 work.wait()
             assert [tensor.unique().tolist() for tensor in tensors] == [[size], [100 * size]], pair
+    mcr_dl.set_passes([])
+
+
+def compressed_in_any_order() -> None:
+    """Exchanges after the first ones, which end in another order on each rank: right values."""
+    session.start(*BACKENDS)
+    rank, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
+    mcr_dl.set_passes(["compress"])
+    pace = random.Random(rank)
+    for turn in range(100):
+        pair = PAIRS[turn % len(PAIRS)]
+        tensors = [torch.full((40_000,), value) for value in (1.0, 100.0)]
+        calls = zip(tensors, pair, strict=True)
+        works = [mcr_dl.all_reduce(tensor, backend=name, codec="bf16", async_op=True) for tensor, name in calls]
+        if pace.random() < 0.5:
+            time.sleep(pace.random() * 0.002)
+        for work in works[:: -1 if (rank + turn) % 2 else 1]:
+            work.wait()
+        assert [tensor.unique().tolist() for tensor in tensors] == [[size], [100 * size]], (turn, pair)
     mcr_dl.set_passes([])
 
 
