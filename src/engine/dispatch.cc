@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/dispatch.h"
 
+#include <algorithm>
+#include <cstddef>
+#include <iterator>
 #include <utility>
+#include <vector>
 
 #include "algorithms/emulate.h"
 #include "algorithms/stripe.h"
@@ -392,6 +396,23 @@ std::shared_ptr<Work> hold(Passage& passage, Requests requests, std::shared_ptr<
   auto work = make_work(passage, std::move(requests), std::move(point));
   watch(work);
   return work;
+}
+
+std::shared_ptr<void> memory_of(Plan& plan) {
+  if (plan.kept == nullptr && plan.keep != nullptr) {
+    plan.kept = plan.keep(plan.keeper);
+    plan.keep = nullptr;
+  }
+  plan.release = nullptr;
+  if (!plan.scratch.empty()) {
+    auto scratch = std::make_shared<std::vector<std::unique_ptr<std::byte[]>>>();
+    std::ranges::move(plan.scratch, std::back_inserter(*scratch));
+    plan.scratch.clear();
+    plan.owned.push_back(std::move(scratch));
+  }
+  std::vector<std::shared_ptr<void>> all(plan.owned.begin(), plan.owned.end());
+  all.push_back(plan.kept);
+  return std::make_shared<std::vector<std::shared_ptr<void>>>(std::move(all));
 }
 
 Group::Inside stay_in(Group& group, const Passage& passage) {

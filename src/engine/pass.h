@@ -89,6 +89,10 @@ std::shared_ptr<Work> hold(Passage& passage, std::unique_ptr<Request> request);
 /// Makes the Work from several requests. `point`: where the operation ends, if that is in a device's work.
 std::shared_ptr<Work> hold(Passage& passage, Requests requests, std::shared_ptr<StreamPoint> point = nullptr);
 
+/// Owns the memory of the call's tensors, for a pass that keeps it beyond the call: the program may drop its tensors
+/// first. They are then released with the last owner. Before hold().
+std::shared_ptr<void> memory_of(Plan& plan);
+
 /// Keeps the communicators of a group that the call uses alive until the end of the scope. Throws refusal() if the
 /// group is closed.
 Group::Inside stay_in(Group& group, const Passage& passage);

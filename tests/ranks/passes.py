@@ -171,6 +171,39 @@ def keeps_views(backend: str) -> None:
     assert kept[0][:2].tolist() == kept[1][:2].tolist() == [2.0 * size * size + 2] * 2, "two calls on one tensor"
 
 
+def keeps_views_of_held_calls(backend: str) -> None:
+    """The same behind passes that hold calls."""
+    kept: list[torch.Tensor] = []
+    held: list[PassedCall] = []
+
+    def keep(call: PassedCall) -> Any:
+        kept.append(call.output)
+        return call.proceed()
+
+    def hold(call: PassedCall) -> Any:
+        held.append(call)
+        return call.hold()
+
+    session.start()
+    size, count = mcr_dl.get_world_size(), 16_000
+    mcr_dl.register_pass(Handler(keep), "keeps")
+    mcr_dl.register_pass(Handler(hold), "holds")
+    for first in (Fuse(buffer_bytes=4 * count, largest_bytes=4 * count), "holds"):
+        with chain(first, "keeps"):
+            for _ in range(4):
+                tensor = torch.full((count,), 2.0)
+                work = mcr_dl.all_reduce(tensor, backend=backend, async_op=True)
+                while held:
+                    held.pop().proceed()
+                work.wait()
+                del tensor, work
+        others = [torch.full((count,), 7.0) for _ in range(20)]
+        assert [view.unique().tolist() for view in kept] == [[2.0 * size]] * len(kept), first
+        assert len(kept) == 4
+        assert all(bool(other.eq(7).all()) for other in others)
+        kept.clear()
+
+
 def answers(backend: str) -> None:
     """A pass may do the whole call itself; nothing is sent."""
 

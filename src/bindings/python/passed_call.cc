@@ -4,7 +4,6 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <iterator>
 #include <utility>
@@ -79,28 +78,11 @@ py::object PassedCall::root() const {
   return or_none(has && call().root != kAnyRank, call().root);
 }
 
-// Owns the memory of the call's tensors for a view of them: the program may drop its tensors before the pass drops the
-// view.
+// For a view of the call's tensors.
 std::shared_ptr<void> PassedCall::memory() const {
-  if (passage_ == nullptr) {
-    if (held_memory_ == nullptr) throw over();
-    return held_memory_;
-  }
-  auto& plan = passage_->plan;
-  if (plan.kept == nullptr && plan.keep != nullptr) {
-    plan.kept = plan.keep(plan.keeper);
-    plan.keep = nullptr;
-  }
-  plan.release = nullptr;
-  if (!plan.scratch.empty()) {
-    auto scratch = std::make_shared<std::vector<std::unique_ptr<std::byte[]>>>();
-    std::ranges::move(plan.scratch, std::back_inserter(*scratch));
-    plan.scratch.clear();
-    plan.owned.push_back(std::move(scratch));
-  }
-  std::vector<std::shared_ptr<void>> all(plan.owned.begin(), plan.owned.end());
-  all.push_back(plan.kept);
-  return std::make_shared<std::vector<std::shared_ptr<void>>>(std::move(all));
+  if (passage_ != nullptr) return memory_of(passage_->plan);
+  if (held_memory_ == nullptr) throw over();
+  return held_memory_;
 }
 
 py::object PassedCall::input() const {
@@ -233,7 +215,8 @@ py::object PassedCall::proceed_held() {
     const Unlocked guard;
     try {
       if (group_->closed()) throw destroyed_group();
-      Plan plan;  // the call's own is in the Work that hold() made
+      Plan plan;                           // the call's own is in the Work that hold() made
+      plan.owned.push_back(held_memory_);  // for later passes that keep a view
       Passage passage{*group_, slot_ ? &*slot_ : nullptr, held_, plan, true};
       deferred->fulfil(Next(chain_, from_)(passage).work);
     } catch (...) {

@@ -88,7 +88,8 @@ Outcome Fuse::handle(Passage& passage, const Next& next) {
   passage.notes.fused = true;
   std::shared_ptr<FusePart> part;
   try {
-    part = stream->join(passage.call, *slot, limits);
+    auto memory = shadow_->chain() == nullptr ? nullptr : memory_of(passage.plan);
+    part = stream->join(passage.call, *slot, limits, std::move(memory));
   } catch (const Error& error) {
     throw refusal(passage, error);
   }

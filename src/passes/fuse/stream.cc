@@ -39,11 +39,12 @@ void release(const Parts& parts, const std::shared_ptr<Work>& carrier, const std
 
 }  // namespace
 
-FusePart::FusePart(const Call& held, const Slot& of, const FuseLimits& its)
-    : call(held), slot(of), limits(its), kind(kind_of(held, of)) {}
+FusePart::FusePart(const Call& held, const Slot& of, const FuseLimits& its, std::shared_ptr<void> owner)
+    : call(held), slot(of), limits(its), kind(kind_of(held, of)), memory(std::move(owner)) {}
 
-std::shared_ptr<FusePart> FuseStream::join(const Call& call, const Slot& slot, const FuseLimits& limits) {
-  const auto part = std::make_shared<FusePart>(call, slot, limits);
+std::shared_ptr<FusePart> FuseStream::join(const Call& call, const Slot& slot, const FuseLimits& limits,
+                                           std::shared_ptr<void> memory) {
+  const auto part = std::make_shared<FusePart>(call, slot, limits, std::move(memory));
   const auto bytes = larger_side_bytes(call);
   std::unique_lock lock(mutex_);
   if (!broken_ && bytes_[part->kind] + bytes > limits.buffer_bytes) {
@@ -280,7 +281,10 @@ std::shared_ptr<Work> FuseStream::carry(const Parts& parts) {
   Slot slot = parts.front()->slot;
   Call first = parts.front()->call;
   Plan plan;
-  if (parts.size() == 1) return start(*shadow_, &slot, first, plan);
+  if (parts.size() == 1) {
+    plan.owned.push_back(parts.front()->memory);
+    return start(*shadow_, &slot, first, plan);
+  }
   std::vector<Call> calls;
   for (const auto& part : parts) calls.push_back(part->call);
   const auto schedule = Schedule::make();

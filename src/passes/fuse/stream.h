@@ -43,13 +43,14 @@ struct FuseKind {
 
 /// A held call.
 struct FusePart : Deferred {
-  FusePart(const Call& held, const Slot& of, const FuseLimits& its);
+  FusePart(const Call& held, const Slot& of, const FuseLimits& its, std::shared_ptr<void> owner);
 
   const Call call;  // its memory is kept by the call's Work
   Slot slot;        // in the shadow group; a copy, which keeps the communicator even if the group removes it
   const FuseLimits limits;
   const FuseKind kind;
-  int64_t number = 0;  // index of the call in its stream, from 1
+  int64_t number = 0;                  // index of the call in its stream, from 1
+  const std::shared_ptr<void> memory;  // owns the call's memory for later passes; null if there are none
   const std::chrono::steady_clock::time_point until = std::chrono::steady_clock::now() + limits.hold;
 };
 
@@ -74,8 +75,10 @@ class FuseStream : public std::enable_shared_from_this<FuseStream> {
   /// Ends the running round: its calls are gone.
   ~FuseStream() { executor_->expedite(); }
 
-  /// Adds a call; calls with equal slots have equal limits. Throws if the ranks can no longer agree on flushes.
-  std::shared_ptr<FusePart> join(const Call& call, const Slot& slot, const FuseLimits& limits);
+  /// Adds a call; calls with equal slots have equal limits. `memory` owns the call's memory for later passes and may be
+  /// null. Throws if the ranks can no longer agree on flushes.
+  std::shared_ptr<FusePart> join(const Call& call, const Slot& slot, const FuseLimits& limits,
+                                 std::shared_ptr<void> memory);
   /// Issues what is due and was agreed, as far as possible now. Never waits.
   void drive();
   /// Call when a thread waits for this call.
