@@ -278,6 +278,25 @@ List& list() {
   return made;
 }
 
+// The executors that this thread drives, the innermost first: a task may run a user's function that makes calls.
+struct Driving {
+  explicit Driving(const Executor& its) : executor(its), outer(std::exchange(innermost, this)) {}
+  Driving(const Driving&) = delete;
+  Driving& operator=(const Driving&) = delete;
+  ~Driving() { innermost = outer; }
+  static bool here(const Executor& one) {
+    for (const auto* each = innermost; each != nullptr; each = each->outer) {
+      if (&each->executor == &one) return true;
+    }
+    return false;
+  }
+
+  const Executor& executor;
+  Driving* const outer;
+  static thread_local Driving* innermost;
+};
+thread_local Driving* Driving::innermost = nullptr;
+
 // A wait checks the clock and Ctrl-C after this many rounds.
 constexpr int kRounds = 100;
 
@@ -320,6 +339,7 @@ void Executor::submit(std::shared_ptr<Run> run, const Start& first) {
 void Executor::drive() {
   std::unique_lock lock(mutex_);
   if (std::exchange(driven_, true)) return;
+  const Driving driving(*this);
   uint64_t blocked = 0;
   IssueDelays delays = statistics_.delays;
   for (std::size_t i = 0; i < runs_.size();) {
@@ -389,6 +409,9 @@ void Executor::finish(const Position& position, std::chrono::milliseconds limit,
       const std::lock_guard lock(list().mutex);
       all = list().all;
     }
+    // Those that this thread drives go on when it has made its call. On other ranks the call is in the same place.
+    std::erase_if(all, [](const auto& one) { return Driving::here(*one); });
+    if (all.empty()) return;
     for (const auto& one : all) one->expedite();
     if (!any()) return;
     std::this_thread::yield();

@@ -159,7 +159,8 @@ class Executor final : public Driver, public std::enable_shared_from_this<Execut
   void recount() override;
   /// Whether an ordered executor has late Issues to come, of calls that have not ended.
   static bool any() noexcept { return pending_.load(std::memory_order_relaxed) != 0; }
-  /// Waits until none has. Throws Timeout, and what ends every wait of a call of the group at this position.
+  /// Waits until none has, except those that this thread drives: the call comes from one of their tasks, such as a pass
+  /// behind `fuse`. Throws Timeout, and what ends every wait of a call of the group at this position.
   static void finish(const Position& position, std::chrono::milliseconds limit, Interrupt interrupt);
 
  private:

@@ -204,6 +204,32 @@ def keeps_views_of_held_calls(backend: str) -> None:
         kept.clear()
 
 
+def asks(backend: str) -> None:
+    """A pass behind ``fuse`` may make a blocking call of another group."""
+    session.start()
+    rank, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
+    other = mcr_dl.new_group(backend=backend, timeout=10)
+    sums: list[float] = []
+
+    def ask(call: PassedCall) -> Any:
+        total = torch.ones(1)
+        mcr_dl.all_reduce(total, group=other)
+        sums.append(total.item())
+        return call.proceed()
+
+    mcr_dl.register_pass(Handler(ask), "asks")
+    with chain(Fuse(hold_microseconds=60_000_000), "asks"):
+        for _ in range(3):
+            tensors = [torch.ones(count) for count in (3, 4)]
+            works = [mcr_dl.all_reduce(tensor, backend=backend, async_op=True) for tensor in tensors]
+            for work in works[:: -1 if rank % 2 else 1]:
+                work.wait()
+            assert [tensor.tolist() for tensor in tensors] == [[float(size)] * 3, [float(size)] * 4]
+    assert 3 <= len(sums) <= 6
+    assert set(sums) == {size}
+    mcr_dl.destroy_process_group(other)
+
+
 def answers(backend: str) -> None:
     """A pass may do the whole call itself; nothing is sent."""
 
