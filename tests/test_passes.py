@@ -47,7 +47,10 @@ def test_fusion_in_subgroups(pools: Pools, backend: str, group: str) -> None:
 
 @sizes
 @backends
-@pytest.mark.parametrize("name", ["fused_and_ordinary", "held_at_a_change", "held_while_a_group_is_made", "multiplied"])
+@pytest.mark.parametrize(
+    "name",
+    ["fused_and_ordinary", "held_at_a_change", "held_while_a_group_is_made", "multiplied", "encoded_broadcasts"],
+)
 def test_fusion_among_other_calls(pools: Pools, size: int, backend: str, name: str) -> None:
     pools.get("processes", size).run(getattr(fusion, name), backend)
 

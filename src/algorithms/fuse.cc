@@ -67,13 +67,13 @@ Schedule::Id fuse(std::span<const Call> calls, int rank, int size, Schedule& sch
     filled = {fill(schedule, fused.out, outs)};
   }
   const auto issued = schedule.issue(fused, filled);
-  if (!receives) return issued;
+  // A pass that encodes a broadcast changes the root's values too. Otherwise its memory, which may be read-only, is not
+  // written.
+  const auto copy = [receives](const void* part, void* out, std::size_t bytes) {
+    if (receives || std::memcmp(out, part, bytes) != 0) std::memcpy(out, part, bytes);
+  };
   schedule.copy_by(fused.out, fused.out, fused.dtype,
-                   [from = fused.out, to = std::move(outs)](Schedule&) {
-                     to.each(from.data,
-                             [](const void* part, void* out, std::size_t bytes) { std::memcpy(out, part, bytes); });
-                   },
-                   {issued});
+                   [from = fused.out, to = std::move(outs), copy](Schedule&) { to.each(from.data, copy); }, {issued});
   return issued;
 }
 

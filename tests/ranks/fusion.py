@@ -167,6 +167,19 @@ def multiplied(backend: str) -> None:
                 assert part.tolist() == [factor * size] * 2, (factor, part)
 
 
+def encoded_broadcasts(backend: str) -> None:
+    """Of one call or several in a buffer: the root gets the decoded values too."""
+    session.start()
+    size = mcr_dl.get_world_size()
+    with chain(Fuse(hold_microseconds=60_000_000), Compress("bf16", ops=["broadcast"], smallest=0)):
+        for count in (1, 2, 3):
+            tensors = [torch.full((64,), 1.0 + 2**-12) for _ in range(count)]  # bfloat16 rounds it to 1
+            root = count % size
+            for work in [mcr_dl.broadcast(each, root, backend=backend, async_op=True) for each in tensors]:
+                work.wait()
+            assert [each.unique().tolist() for each in tensors] == [[1.0]] * count
+
+
 def held_at_a_change(backend: str) -> None:
     """set_passes releases the calls that the old chain holds; the work of a dropped pass still completes."""
     session.start()
