@@ -127,11 +127,12 @@ CHAINS: dict[str, Callable[[], list[Any]]] = {
     "step behind fuse": lambda: [_FUSE, "steps"],
     "encode": lambda: [Compress(_codec("encode"), smallest=0)],
     "decode": lambda: [Compress(_codec("decode"), smallest=0)],
+    "encode with feedback": lambda: ["compress"],
 }
 ASYNCHRONOUS = ("behind a held call",)  # blocking calls are not held
 COMPLETE = ("step", "step behind fuse")  # the communication has ended: other ranks do not notice
 IN_MPI = ("pass", "before fuse", "behind fuse")  # other ranks wait in a blocking call that cannot be interrupted
-TOGETHER = ("encode", "decode")  # the failure travels instead of the data: all ranks get it
+TOGETHER = ("encode", "decode", "encode with feedback")  # the failure travels instead of the data: all ranks get it
 
 
 @contextlib.contextmanager
@@ -151,12 +152,17 @@ def group_of(where: str, limit: timedelta | None = None) -> Iterator[Any]:
 def _calls(group: Any, backend: str, blocking: bool, timeout: timedelta | None = None) -> list[Callable[[], Any]]:
     """The functions that raise each call's exception, if it has one."""
     options = {"group": group, "backend": backend, "timeout": timeout}
+
+    def codec(number: int) -> str | None:
+        return f"{_codec('encode')}:feedback=of{number}" if place == "encode with feedback" else None
+
     if blocking:
-        return [lambda: mcr_dl.all_reduce(torch.ones(5), **options)]
+        return [lambda: mcr_dl.all_reduce(torch.ones(5), codec=codec(0), **options)]
     attempts: list[Callable[[], Any]] = []
     for number in range(CALLS):
         try:
-            attempts.append(mcr_dl.all_reduce(torch.ones(5 + number), async_op=True, **options).wait)
+            work = mcr_dl.all_reduce(torch.ones(5 + number), async_op=True, codec=codec(number), **options)
+            attempts.append(work.wait)
         except Exception as error:
             attempts.append(functools.partial(_again, error))
     for call in held:

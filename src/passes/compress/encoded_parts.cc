@@ -92,7 +92,11 @@ void EncodedParts::encode(std::size_t i, const void* data, DType dtype, double* 
   if (!codec_.fixed()) sizes_[i] = size;
   if (residual == nullptr) return;
   const Scratch got(bytes);
-  codec_.decode(place, size, got.get(), count, coded_);
+  try {
+    codec_.decode(place, size, got.get(), count, coded_);
+  } catch (const Error&) {
+    return;  // a failure was encoded: it must still be sent, as it makes all ranks raise the error
+  }
   visit(coded_, [&]<class T>(T) {
     keep_loss(reinterpret_cast<const T*>(data), reinterpret_cast<const T*>(got.get()), residual, count);
   });

@@ -21,7 +21,8 @@ class EncodedParts {
   /// allocator of `counts`.
   EncodedParts(const Codec& codec, DType dtype, Counts counts, int64_t room = 0);
 
-  /// Encodes part `i` from elements of `dtype`. A residual is added before encoding, and is set to what is lost.
+  /// Encodes part `i` from elements of `dtype`. A residual is added before encoding, and is set to what is lost;
+  /// it stays if the part cannot be decoded.
   void encode(std::size_t i, const void* data, DType dtype, double* residual = nullptr);
   /// Decodes part `i` to elements of `dtype`: the tensor's type, or the codec's.
   void decode(std::size_t i, void* data, DType dtype) const;
