@@ -354,6 +354,11 @@ def mistakes() -> None:
                 expect(kind, lambda t=tensor, m=mode: mcr_dl.all_reduce(t, op=mcr_dl.ReduceOp.AVG, async_op=m), words)
     with handler(lambda call: call.proceed() and None):
         expect(InvalidTypeError, lambda: mcr_dl.all_reduce(torch.ones(3), async_op=True), "must return the Work")
+    former = mcr_dl.all_reduce(torch.ones(3), async_op=True)
+    with handler(lambda call: call.proceed() and former):
+        words = "expected handle() to return the Work of this call"
+        expect(InvalidArgumentError, lambda: mcr_dl.all_reduce(torch.ones(3), async_op=True), words)
+    former.wait()
     with handler(lambda call: call.hold()):
         expect(InvalidArgumentError, lambda: mcr_dl.all_reduce(torch.ones(3)), "only an asynchronous call")
     # A pass cannot hide that the call has failed.

@@ -69,9 +69,7 @@ py::object PassedCall::dtype() const {
   return py::module_::import("torch").attr(std::string(row(call().dtype).name).c_str());
 }
 
-py::object PassedCall::reduction() const {
-  return or_none(row(call().op).is(kReduces), name(call().red));
-}
+py::object PassedCall::reduction() const { return or_none(row(call().op).is(kReduces), name(call().red)); }
 
 py::object PassedCall::root() const {
   const bool has = row(call().op).is(kRooted) || row(call().op).is(kPeer);
@@ -318,6 +316,12 @@ Outcome PassedCall::outcome(const py::object& returned) {
     throw Error(ErrorCode::InvalidType, "pass '" + pass_ +
                                             "': handle() must return the Work of an asynchronous call, got " +
                                             std::string(py::str(py::type::of(returned).attr("__name__"))));
+  }
+  if (work != outcome_.work) {
+    throw Error(ErrorCode::InvalidArgument,
+                "pass '" + pass_ +
+                    "': expected handle() to return the Work of this call, which proceed(), done() or hold() gave, got "
+                    "that of another call");
   }
   return {std::move(work)};
 }
