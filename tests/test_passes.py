@@ -22,7 +22,18 @@ sizes = pytest.mark.parametrize("size", [2, 3])
 @real
 @pytest.mark.parametrize(
     "name",
-    ["sees", "changes", "widened", "keeps_views", "keeps_views_of_held_calls", "asks", "answers", "holds", "mends"],
+    [
+        "sees",
+        "changes",
+        "widened",
+        "keeps_views",
+        "keeps_views_of_held_calls",
+        "asks",
+        "answers",
+        "holds",
+        "releases",
+        "mends",
+    ],
 )
 def test_a_pass_in_python(pools: Pools, size: int, backend: str, name: str) -> None:
     pools.get("processes", size).run(getattr(passes, name), backend)

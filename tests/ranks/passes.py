@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import queue
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -287,6 +289,40 @@ def holds(backend: str) -> None:
             held[-1].proceed()
             work.wait()
             assert (work.source_rank(), received.tolist()) == (1, [5.0, 5.0])
+
+
+def releases(backend: str) -> None:
+    """Another thread may release a held call before handle() has returned."""
+    held: queue.SimpleQueue[PassedCall] = queue.SimpleQueue()
+    released: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+    def release() -> None:
+        for _ in range(4):
+            try:
+                released.put(held.get().proceed())
+            except Exception as error:
+                released.put(error)
+
+    def handle(call: PassedCall) -> Any:
+        if not call.async_op:
+            return call.proceed()
+        work, view = call.hold(), call.output
+        held.put(call)
+        assert released.get(timeout=20) is None
+        expect(InvalidArgumentError, call.proceed, "has gone on")
+        expect(InvalidArgumentError, lambda: call.output, "the call is over")
+        assert (call.op, view.numel()) == ("all_reduce", 3)
+        return work
+
+    session.start()
+    thread = threading.Thread(target=release, daemon=True)
+    thread.start()
+    with handler(handle):
+        for _ in range(4):
+            tensor = torch.ones(3)
+            mcr_dl.all_reduce(tensor, backend=backend, async_op=True).wait()
+            assert tensor.tolist() == [float(mcr_dl.get_world_size())] * 3
+    thread.join()
 
 
 def mends(backend: str) -> None:

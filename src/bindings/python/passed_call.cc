@@ -78,9 +78,9 @@ py::object PassedCall::root() const {
 
 // For a view of the call's tensors.
 std::shared_ptr<void> PassedCall::memory() const {
-  if (passage_ != nullptr) return memory_of(passage_->plan);
+  if (passage_ != nullptr && fate_ != Fate::Held) return memory_of(passage_->plan);
   if (held_memory_ == nullptr) throw over();
-  return held_memory_;
+  return held_memory_;  // hold() has given the plan to the Work
 }
 
 py::object PassedCall::input() const {
@@ -179,7 +179,7 @@ void PassedCall::distribute_later() {
 
 // Changes nothing before all arguments are known to be right, so that a pass can call it again after a mistake.
 py::object PassedCall::proceed(const py::object& input, const py::object& output, const py::object& backend) {
-  if (fate_ == Fate::Held && passage_ == nullptr) {
+  if (fate_ == Fate::Held) {
     if (!input.is_none() || !output.is_none() || !backend.is_none()) {
       throw Error(ErrorCode::InvalidArgument, "pass '" + pass_ + "': a held call goes on as it is");
     }
@@ -206,25 +206,34 @@ py::object PassedCall::proceed(const py::object& input, const py::object& output
   return or_none(outcome_.source >= 0, outcome_.source);
 }
 
+// From any thread, also while handle() still runs on another one: what changes is taken with the GIL.
 py::object PassedCall::proceed_held() {
   if (deferred_ == nullptr) throw Error(ErrorCode::InvalidArgument, "pass '" + pass_ + "': the call has gone on");
   const auto deferred = std::exchange(deferred_, nullptr);
+  auto slot = slot_;
+  if (slot_) slot_->communicator.reset();  // the program may keep this object for long
+  auto chain = std::exchange(chain_, nullptr);
+  auto memory = std::exchange(held_memory_, nullptr);
   {
     const Unlocked guard;
-    try {
-      if (group_->closed()) throw destroyed_group();
-      Plan plan;                           // the call's own is in the Work that hold() made
-      plan.owned.push_back(held_memory_);  // for later passes that keep a view
-      Passage passage{*group_, slot_ ? &*slot_ : nullptr, held_, plan, true};
-      deferred->fulfil(Next(chain_, from_)(passage).work);
-    } catch (...) {
-      deferred->fail(current_error());
-    }
-    chain_.reset();  // the program may keep this object for long
-    held_memory_.reset();
-    if (slot_) slot_->communicator.reset();
+    issue_held(*deferred, std::move(slot), std::move(chain), std::move(memory));
   }
   return py::none();
+}
+
+// Call without the GIL.
+void PassedCall::issue_held(Deferred& deferred, std::optional<Slot> slot, std::shared_ptr<const Chain> chain,
+                            std::shared_ptr<void> memory) const {
+  try {
+    if (group_->closed()) throw destroyed_group();
+    Plan plan;                                // the call's own is in the Work that hold() made
+    plan.owned.push_back(std::move(memory));  // for later passes that keep a view
+    Call call = held_;
+    Passage passage{*group_, slot ? &*slot : nullptr, call, plan, true};
+    deferred.fulfil(Next(chain, from_)(passage).work);
+  } catch (...) {
+    deferred.fail(current_error());
+  }
 }
 
 // On a device, only the operation itself copies between its memory and lists of tensors or strided ones.

@@ -71,6 +71,8 @@ class PassedCall {
   void distribute_later();
   std::shared_ptr<void> memory() const;
   pybind11::object proceed_held();
+  void issue_held(Deferred& deferred, std::optional<Slot> slot, std::shared_ptr<const Chain> chain,
+                  std::shared_ptr<void> memory) const;
 
   std::shared_ptr<Group> group_;
   const std::string pass_;
@@ -80,7 +82,7 @@ class PassedCall {
   Fate fate_ = Fate::Open;
   Outcome outcome_;
   pybind11::object failure_;  // an exception of the rest of the chain
-  // For a held call, which outlives handle():
+  // For a held call, which outlives handle(); set by hold() and taken by proceed(), both with the GIL:
   Call held_;
   std::optional<Slot> slot_;            // its candidate; a copy, as the group may remove it meanwhile
   std::shared_ptr<const Chain> chain_;  // the chain with which it entered
