@@ -10,6 +10,7 @@
 
 #include "base/immortal.h"
 #include "engine/wait.h"
+#include "group/group.h"
 #include "observe/position.h"
 #include "runtime/progress.h"
 
@@ -421,6 +422,7 @@ void Executor::finish(const Position& position, std::chrono::milliseconds limit,
                                           std::to_string(limit.count()) + " ms; another rank has not issued them");
     }
     check_wait(position.lost(), interrupt, peer_lost);
+    if (position.closed()) throw destroyed_group();
   }
 }
 

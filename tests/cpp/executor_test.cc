@@ -213,6 +213,9 @@ TEST(a_wait_for_late_issues_ends_with_what_ends_every_wait) {
   const auto lost = ranks::failure([&] { Executor::finish(*position, 10s, nullptr); });
   Position::forget_losses();
   CHECK(lost.code == ErrorCode::PeerLost && check::has(lost.text, "rank 1 is gone"));
+  const auto closed = Position::make(name, name, {0, 1}, 0);
+  closed->close();
+  CHECK(ranks::failure([&] { Executor::finish(*closed, 10s, nullptr); }).code == ErrorCode::NotInitialized);
   for (const auto& issue : bench.issues) issue->done = true;
   Executor::finish(*position, 10s, nullptr);
   CHECK(!Executor::any());

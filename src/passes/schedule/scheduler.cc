@@ -178,6 +178,7 @@ void Scheduler::synchronize_before(const Passage& passage) {
   while (!control_->enforcer()->synchronize(kSlice)) {
     check_wait(passage.group.position().lost(), passage.interrupt,
                [&](const std::string& lost) { return refusal(passage, peer_lost(lost)); });
+    if (passage.group.closed()) throw refusal(passage, destroyed_group());
     if (std::chrono::steady_clock::now() >= deadline) {
       const auto first = control_->enforcer()->first();
       throw refusal(
