@@ -92,6 +92,22 @@ def test_wrong_options(options: dict[str, int], words: str) -> None:
     assert words in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("options", "limits"),
+    [
+        ({}, (1 << 18, 200, 1 << 15)),
+        ({"largest_bytes": 1 << 20}, (1 << 20, 200, 1 << 20)),
+        ({"largest_bytes": 100}, (1 << 18, 200, 100)),
+        ({"buffer_bytes": 1000}, (1000, 200, 1000)),
+        ({"buffer_bytes": 1000, "largest_bytes": 500, "hold_microseconds": 0}, (1000, 0, 500)),
+    ],
+)
+def test_limits(options: dict[str, int], limits: tuple[int, int, int]) -> None:
+    """Options, completed with MPI's defaults."""
+    found = Fuse(**options).limits("mpi")
+    assert (found.buffer_bytes, found.hold_microseconds, found.largest_bytes) == limits
+
+
 def test_what_can_be_registered() -> None:
     """An object with handle(), under its own name."""
     with pytest.raises(InvalidTypeError, match="a method handle"):

@@ -28,7 +28,8 @@ class Fuse:
         hold_microseconds: how long a call may wait for others, the paper's T.
         largest_bytes: calls with more bytes are not held; at most ``buffer_bytes``.
 
-    None stands for the backend's own: 256 KiB, 200 µs and 32 KiB for MPI; 1 MiB, 1000 µs and 64 KiB for others.
+    None stands for the backend's own: 256 KiB, 200 µs and 32 KiB for MPI; 1 MiB, 1000 µs and 64 KiB for others. Without
+    ``buffer_bytes``, a buffer has at least ``largest_bytes``.
 
     Raises InvalidArgumentError for an invalid size or time.
     """
@@ -63,7 +64,7 @@ class Fuse:
     def limits(self, backend: str) -> FusionLimits:
         """The limits for one backend: the options, or its defaults where none are given."""
         default = registry.describe(backend).fusion
-        buffer = self.buffer_bytes or default.buffer_bytes
+        buffer = self.buffer_bytes or max(default.buffer_bytes, self.largest_bytes or 0)
         hold = default.hold_microseconds if self.hold_microseconds is None else self.hold_microseconds
         return FusionLimits(buffer, hold, min(self.largest_bytes or default.largest_bytes, buffer))
 
