@@ -32,6 +32,11 @@ def test_groups_count_their_own_calls(pools: Pools) -> None:
     pools.get("processes", 3).run(log.several_groups)
 
 
+def test_groups_of_one_name(pools: Pools) -> None:
+    """An ended group's records are not those of a later group of its name."""
+    assert pools.get("processes", 2).run(log_views.of_an_ended_group) == [(2, 0, 4)] * 2
+
+
 def test_configure(pools: Pools) -> None:
     pools.get("processes", 2).run(log.configured)
 

@@ -114,6 +114,7 @@ _FUNCTIONS = (
     "def newest_collective(group: Group) -> tuple[int, str]:",
     "def log_records(number: int) -> list[tuple[Any, ...]]:",
     "def log_groups() -> list[tuple[str, int, int, list[int]]]:",
+    "def log_group_index(group: Group) -> int | None:",
     "def log_resize(capacity: int) -> None:",
     "def log_capacity() -> int:",
     "def log_made() -> int:",

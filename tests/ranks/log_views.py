@@ -36,6 +36,22 @@ def refused_on_one_rank() -> list[tuple[int, str, str]]:
     return [(record.seq and record.seq - before, record.op, record.state) for record in records]
 
 
+def of_an_ended_group() -> tuple[int, int, int]:
+    """How many records a group has, and two later groups of its name: one without the log, one with it."""
+    counts = []
+    for logged in (True, False, True):
+        session.stop()
+        session.start()
+        if logged:
+            mcr_dl.set_passes(["log"])
+        for _ in range(2 + len(counts)):
+            mcr_dl.all_reduce(torch.ones(3))
+        counts.append(len(mcr_dl.log_records(mcr_dl.group.WORLD)))
+    session.stop()
+    first, second, third = counts
+    return first, second, third
+
+
 def stragglers_of_a_subgroup() -> None:
     """All ranks of the job take part, those outside the group without records of it."""
     session.start()

@@ -93,14 +93,13 @@ def records(group: handles.Group = None, *, since: int = 0) -> list[Record]:
     ``since``: from this number on. Costs concurrent calls nothing; a record that is being written is left out. Raises
     InvalidTypeError or NotInitializedError if ``group`` is not a group or has ended.
     """
+    wanted = None if group is None else _C.log_group_index(handles.core_group(group))
     rows = _C.log_records(max(since, _since))
     groups = [RecordedGroup(name, instance, rank, tuple(ranks)) for name, instance, rank, ranks in _C.log_groups()]
     found = [Record(row[0], row[1], groups[row[2]], *row[3:]) for row in rows]
     if group is None:
         return found
-    wanted = handles.core_group(group)
-    key = max((each for each in groups if each.name == wanted.name()), default=None)
-    return [record for record in found if record.group == key]
+    return [] if wanted is None else [record for record in found if record.group is groups[wanted]]
 
 
 def lost() -> int:

@@ -3,6 +3,8 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <map>
 #include <memory>
 #include <optional>
@@ -29,16 +31,16 @@ py::tuple tuple_of(const Reading& reading, const std::map<const RecordedGroup*, 
   const auto& record = reading.record;
   const auto& op = row(record.op);
   const bool pointed = op.is(kRooted) || op.is(kPeer);
-  return py::make_tuple(
-      record.number, record.seq, groups.at(record.group), op.name, record.vectored != 0, op.is(kPeer),
-      row(record.dtype).name, or_none(op.is(kReduces), name(record.red)), or_none(pointed, record.root),
-      or_none(op.is(kPeer), record.tag), text_or_none(record.backend), record.asynchronous != 0, record.in_count,
-      record.out_count, py::tuple(py::cast(reading.in_splits)), py::tuple(py::cast(reading.out_splits)),
-      record.truncated != 0, record.bytes, or_none(record.sent_bytes >= 0, record.sent_bytes), record.fused != 0,
-      text_or_none(record.codec), record.issue, time_or_none(record.start), time_or_none(record.end),
-      time_or_none(record.wait_begin), time_or_none(record.wait_end), record.waited,
-      kCallStates[static_cast<std::size_t>(record.state)], record.thread, text_or_none(record.caller), record.priority,
-      text_or_none(record.key));
+  return py::make_tuple(record.number, record.seq, groups.at(record.group), op.name, record.vectored != 0, op.is(kPeer),
+                        row(record.dtype).name, or_none(op.is(kReduces), name(record.red)),
+                        or_none(pointed, record.root), or_none(op.is(kPeer), record.tag), text_or_none(record.backend),
+                        record.asynchronous != 0, record.in_count, record.out_count,
+                        py::tuple(py::cast(reading.in_splits)), py::tuple(py::cast(reading.out_splits)),
+                        record.truncated != 0, record.bytes, or_none(record.sent_bytes >= 0, record.sent_bytes),
+                        record.fused != 0, text_or_none(record.codec), record.issue, time_or_none(record.start),
+                        time_or_none(record.end), time_or_none(record.wait_begin), time_or_none(record.wait_end),
+                        record.waited, kCallStates[static_cast<std::size_t>(record.state)], record.thread,
+                        text_or_none(record.caller), record.priority, text_or_none(record.key));
 }
 
 py::list records(int64_t number) {
@@ -60,6 +62,13 @@ py::list groups() {
     result.append(py::make_tuple(group->name, group->instance, group->rank, group->ranks));
   }
   return result;
+}
+
+// The index of a group in log_groups(); None if it was never recorded. An earlier group may have had its name.
+std::optional<std::ptrdiff_t> group_index(const Group& group) {
+  const auto groups = Recorder::instance().groups();
+  const auto found = std::ranges::find(groups, group.label(), &RecordedGroup::label);
+  return found == groups.end() ? std::nullopt : std::optional(found - groups.begin());
 }
 
 // The names may be any public spelling of the ops.
@@ -121,6 +130,7 @@ void add_log(py::module_& module) {
       .def(py::init(&make_log), py::arg("group"), py::arg("ops").none(true));
   module.def("log_records", records, py::arg("number"));
   module.def("log_groups", groups);
+  module.def("log_group_index", group_index, py::arg("group"));
   module.def("log_resize", [](std::size_t capacity) { Recorder::instance().resize(capacity); });
   module.def("log_capacity", [] { return Recorder::instance().capacity(); });
   module.def("log_made", [] { return Recorder::instance().made(); });
