@@ -2,6 +2,7 @@
 #include "observe/recorder.h"
 
 #include <algorithm>
+#include <iterator>
 #include <thread>
 #include <utility>
 
@@ -94,7 +95,7 @@ std::optional<std::vector<int64_t>> Ring::read_splits(uint64_t from, uint32_t co
 
 std::vector<Reading> Ring::read(int64_t from, int64_t to) const {
   std::vector<Reading> result;
-  for (auto number = std::max({from, first_, to - static_cast<int64_t>(capacity_)}); number < to; ++number) {
+  for (auto number = std::max({from, first(), to - static_cast<int64_t>(capacity_)}); number < to; ++number) {
     auto record = read_record(number);
     if (!record) continue;
     auto in = read_splits(record->splits, record->in_splits);
@@ -126,7 +127,13 @@ Recorder& Recorder::instance() {
 void Recorder::resize(std::size_t capacity) {
   const std::lock_guard lock(mutex_);
   if (!rings_.empty() && rings_.back()->capacity() == capacity) return;
-  rings_.push_back(std::make_unique<Ring>(capacity, next_.load()));
+  const auto former = std::ranges::find(rings_, capacity, [](const auto& ring) { return ring->capacity(); });
+  if (former == rings_.end()) {
+    rings_.push_back(std::make_unique<Ring>(capacity, next_.load()));
+  } else {
+    (*former)->restart(next_.load());
+    std::rotate(former, std::next(former), rings_.end());
+  }
   ring_.store(rings_.back().get(), std::memory_order_release);
 }
 

@@ -83,7 +83,10 @@ class Ring {
   /// The ring begins with the record of this number.
   Ring(std::size_t capacity, int64_t first);
   std::size_t capacity() const { return capacity_; }
-  int64_t first() const { return first_; }
+  int64_t first() const { return first_.load(std::memory_order_relaxed); }
+  /// Begins again with a later record: earlier ones are not read any more. From one thread at a time; writers of
+  /// earlier records may still be under way, as each entry tells its record's number.
+  void restart(int64_t first) { first_.store(first, std::memory_order_relaxed); }
 
   /// Stores the splits of a record that is about to be put.
   void keep_splits(Record& record, std::span<const int64_t> in, std::span<const int64_t> out);
@@ -114,7 +117,7 @@ class Ring {
   std::optional<std::vector<int64_t>> read_splits(uint64_t from, uint32_t count) const;
 
   const std::size_t capacity_;
-  const int64_t first_;
+  std::atomic<int64_t> first_;
   const std::unique_ptr<Place[]> places_;
   const std::size_t split_capacity_;
   const std::unique_ptr<std::atomic<int64_t>[]> splits_;  // a ring too
@@ -180,7 +183,9 @@ class Recorder {
   std::atomic<int64_t> next_{1};
   std::atomic<Ring*> ring_{nullptr};
   mutable std::mutex mutex_;
-  std::vector<std::unique_ptr<Ring>> rings_;  // guarded by mutex_; the last one is in use, a writer may hold another
+  // Guarded by mutex_. The last one is in use. A writer may hold another one, so each is kept for a later log of its
+  // capacity.
+  std::vector<std::unique_ptr<Ring>> rings_;
   std::mutex followed_mutex_;
   std::deque<std::pair<int64_t, std::shared_ptr<DeviceTimes>>> followed_;  // guarded by followed_mutex_
   std::deque<RecordedGroup> groups_;                                       // guarded by mutex_; entries never move
@@ -188,7 +193,7 @@ class Recorder {
 
 template <class Change>
 bool Ring::change(int64_t number, Change change) {
-  if (number < first_) return false;
+  if (number < first()) return false;
   auto& place = place_of(number);
   const auto stamp = lock(place);
   if (number_of(stamp) != number) {

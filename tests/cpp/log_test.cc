@@ -393,6 +393,29 @@ TEST(another_capacity_begins_an_empty_log) {
   recorder.resize(Recorder::kCapacity);
 }
 
+TEST(a_former_capacity_uses_its_memory_again) {
+  Logged logged;
+  Floats data(2);
+  auto& recorder = Recorder::instance();
+  recorder.resize(16);
+  const auto* first = &recorder.ring();
+  const auto late = ranks::start(logged.alone.group(), all_reduce(data));
+  recorder.resize(32);
+  const auto* second = &recorder.ring();
+  for (int round = 0; round < 3; ++round) {
+    recorder.resize(16);
+    CHECK(&recorder.ring() == first && recorder.capacity() == 16 && logged.readings().empty() && recorder.lost() == 0);
+    logged.behaviour.open = true;
+    wait(*late, 10s, nullptr);
+    CHECK(logged.readings().empty());
+    for (int i = 0; i < 20; ++i) ranks::run(logged.alone.group(), all_reduce(data));
+    CHECK(logged.readings().size() == 16 && recorder.lost() == 4);
+    recorder.resize(32);
+    CHECK(&recorder.ring() == second && logged.readings().empty());
+  }
+  recorder.resize(Recorder::kCapacity);
+}
+
 TEST(a_group_keeps_its_numbers_and_outlives_itself) {
   const auto before = Recorder::instance().made();
   const RecordedGroup* group = nullptr;
