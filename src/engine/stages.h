@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -40,6 +42,9 @@ class Stages {
   /// Starts a call on the first stage at once, outside the executor's order: a message that has a tag of its own.
   /// `memory` is kept until the call is complete.
   void start_now(const Passage& passage, const Call& call, std::shared_ptr<void> memory);
+  /// The next of the numbers that give messages of start_now() a tag of their own. Passes that come and go share them,
+  /// as messages of an earlier pass may still be under way.
+  uint32_t next_message() { return messages_.fetch_add(1, std::memory_order_relaxed); }
   /// Waits until no late Issue of a collective is pending; false if the time runs out first. Under the rules of
   /// Pass::synchronize().
   bool synchronize(std::chrono::nanoseconds limit);
@@ -51,6 +56,7 @@ class Stages {
   std::shared_ptr<Executor> executor_of(const Passage& passage, LateFor late_for);
 
   const std::vector<std::shared_ptr<Group>> groups_;
+  std::atomic<uint32_t> messages_{0};
   std::mutex mutex_;
   struct Ordered {
     std::vector<Progress*> progress;  // of its backends

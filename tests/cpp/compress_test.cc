@@ -225,6 +225,33 @@ TEST(messages_of_unknown_size) {
   });
 }
 
+TEST(messages_under_way_while_the_pass_changes) {
+  ranks::together(2, [](Group& group, const std::shared_ptr<Group>& shadow) {
+    const auto both = stages(shadow);
+    const auto renew = [&] { group.set_passes({std::make_shared<Compress>(both, CompressDefaults{})}); };
+    const auto message = [&](std::vector<float>& values, int tag) {
+      auto call = call_of(group.rank() == 0 ? Op::send : Op::recv, values, "zeros", 1 - group.rank());
+      call.tag = tag;
+      return call;
+    };
+    std::vector<float> first(16, 5), second(16, 7);
+    if (group.rank() == 0) {
+      renew();
+      const auto early = ranks::start(group, message(first, 1));
+      renew();
+      const auto late = ranks::start(group, message(second, 2));
+      for (const auto& work : {early, late}) wait(*work, milliseconds(30000), nullptr);
+    } else {
+      renew();
+      for (auto* values : {&first, &second}) values->assign(16, -1);
+      ranks::run(group, message(second, 2));
+      ranks::run(group, message(first, 1));
+      CHECK(all_equal(first, 5) && all_equal(second, 7));
+    }
+    group.set_passes({});
+  });
+}
+
 TEST(a_step_that_fails_fails_its_own_call_alone) {
   compressed(2, [](Group& group) {
     std::vector<float> bad(10, -13), good(10, 1);

@@ -145,7 +145,7 @@ Outcome Compress::handle(Passage& passage, const Next& next) {
 
 Outcome Compress::run(Passage& passage, const Next& next, Compressed& compressed,
                       const std::shared_ptr<Schedule>& schedule) {
-  compressed.build(messages_.fetch_add(1, std::memory_order_relaxed) % kTags + kTags);
+  compressed.build(stages_->next_message() % kTags + kTags);
   const bool blocking = !passage.asynchronous && !passage.call.any_form;
   if (compressed.single() && blocking) return run_single(passage, next, compressed, schedule);
   auto requests = stages_->submit(passage, schedule, [&](const Task& task, Requests& started) {

@@ -2,7 +2,6 @@
 // The compression pass: sends calls on floating-point tensors as encoded bytes.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -62,7 +61,6 @@ class Compress final : public Pass {
   const std::shared_ptr<Stages> stages_;
   const CompressDefaults defaults_;
   Feedback feedback_;
-  std::atomic<uint32_t> messages_{0};
 };
 
 }  // namespace mcr
