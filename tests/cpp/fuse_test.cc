@@ -416,6 +416,24 @@ TEST(backends_that_share_communicators_flush_together) {
   }
 }
 
+// Calls that a pass in front of the first one holds come to it later.
+TEST(passes_that_follow_each_other_flush_together) {
+  ranks::together(2, [&](Group& group, const Shadow& shadow) {
+    const auto first = fuse(group, shadow, limits(1000));
+    Floats data(4, 1), other(4, 100);
+    CHECK(ranks::start(group, call(Op::all_reduce, data))->wait_for(60s));
+    const auto second = fuse(group, shadow, limits(1000));
+    CHECK(second->statistics().calls == 0);
+    std::vector<std::shared_ptr<Work>> works{ranks::start(group, call(Op::all_reduce, other))};
+    group.set_passes({first});
+    works.push_back(ranks::start(group, call(Op::all_reduce, data)));
+    if (group.rank() == 1) std::swap(works[0], works[1]);
+    for (const auto& work : works) CHECK(work->wait_for(60s) && !work->failed());
+    CHECK(data == Floats(4, 4) && other == Floats(4, 200));
+    CHECK(second->statistics().calls == 2 && second->statistics().flushes == 1);
+  });
+}
+
 TEST(all_ranks_flush_the_same) {
   for (const int size : {2, 3}) {
     std::vector<FuseStatistics> seen(static_cast<std::size_t>(size));

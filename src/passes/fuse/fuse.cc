@@ -2,9 +2,11 @@
 #include "passes/fuse/fuse.h"
 
 #include <algorithm>
+#include <mutex>
 #include <utility>
 
 #include "base/candidate.h"
+#include "base/immortal.h"
 #include "choose/decision.h"
 #include "engine/dispatch.h"
 
@@ -40,6 +42,22 @@ bool fusible(const Call& call) {
   return row(call.op).is(kFusible) && !call.vectored && call.coding == nullptr && call.device.type == DeviceType::CPU;
 }
 
+// The stream of a set of backends. An earlier pass of the group may still use it, for calls that a pass before it
+// holds.
+std::shared_ptr<FuseStream> stream_of(const std::shared_ptr<Group>& shadow, const std::string& set) {
+  struct Known {
+    std::mutex mutex;
+    std::map<std::pair<const Group*, std::string>, std::weak_ptr<FuseStream>> streams;  // which keep their groups
+  };
+  static auto& known = immortal<Known>();
+  const std::lock_guard lock(known.mutex);
+  std::erase_if(known.streams, [](const auto& each) { return each.second.expired(); });
+  auto& entry = known.streams[{shadow.get(), set}];
+  auto stream = entry.lock();
+  if (stream == nullptr || !stream->renew()) entry = stream = std::make_shared<FuseStream>(shadow);
+  return stream;
+}
+
 }  // namespace
 
 Fuse::Fuse(std::shared_ptr<Group> shadow, const std::map<std::string, FuseLimits>& limits)
@@ -52,7 +70,7 @@ Fuse::Fuse(std::shared_ptr<Group> shadow, const std::map<std::string, FuseLimits
   std::map<std::string, std::shared_ptr<FuseStream>> streams;  // by set
   for (const auto& [backend, set] : sharing(backends)) {
     auto& stream = streams[set];
-    if (stream == nullptr) stream = streams_.emplace_back(std::make_shared<FuseStream>(shadow_));
+    if (stream == nullptr) stream = streams_.emplace_back(stream_of(shadow_, set));
     const auto& own = limits.at(backend);
     largest_buffer_ = std::max(largest_buffer_, own.buffer_bytes);
     holders_.emplace(backend, Holder{stream, own});

@@ -123,6 +123,14 @@ FuseStatistics FuseStream::statistics() const {
   return statistics_;
 }
 
+bool FuseStream::renew() {
+  const std::lock_guard lock(mutex_);
+  if (broken_) return false;
+  statistics_ = {};
+  if (held_.empty()) flushed_ = wanted_ = 0;
+  return true;
+}
+
 // ---- rounds
 
 bool FuseStream::due() const {
@@ -142,12 +150,12 @@ std::chrono::milliseconds FuseStream::longest_timeout() const {
   return longest;
 }
 
-// Sets the number of calls that this rank proposes to flush. False: no flush is due.
+// Sets the number of held calls that this rank proposes to flush. False: no flush is due.
 bool FuseStream::propose(bool expedited, int64_t& number) {
   const std::lock_guard lock(mutex_);
   if (expedited) wanted_ = made();
   if (!due()) return false;
-  number = made();
+  number = static_cast<int64_t>(held_.size());
   return true;
 }
 
@@ -222,11 +230,11 @@ void FuseStream::flush(int64_t agreed) {
   if (next != nullptr) executor_->submit(std::move(next), nullptr);
 }
 
-// Removes the calls up to `agreed` from held_ and returns their buffers. Buffers fill up in the order of the calls, one
+// Removes the first `agreed` calls from held_ and returns their buffers. Buffers fill up in the order of the calls, one
 // per kind. They go by priority; within a priority full buffers come first, then the rest in the order of their
 // kinds. Changes nothing if it throws.
 std::vector<FuseStream::Parts> FuseStream::take(int64_t agreed) {
-  const auto end = held_.begin() + (agreed - flushed_);
+  const auto end = held_.begin() + agreed;
   std::vector<Parts> full;
   std::map<FuseKind, Parts> open;
   std::map<FuseKind, int64_t> filled;
@@ -256,7 +264,7 @@ std::vector<FuseStream::Parts> FuseStream::take(int64_t agreed) {
   held_.erase(held_.begin(), end);
   until_ = Clock::time_point::max();
   for (const auto& part : held_) until_ = std::min(until_, part->until);
-  flushed_ = agreed;
+  flushed_ += agreed;
   return full;
 }
 

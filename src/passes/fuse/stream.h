@@ -57,9 +57,9 @@ struct FusePart : Deferred {
 /// The held calls of the backends that share communicators, and how the ranks agree on the contents of a flush. T is
 /// measured by a clock and wait() is called by the program, so no rank can tell from its own state what the others
 /// would flush. So the ranks ask each other in rounds: a rank that wants a flush (a buffer is full, T has passed, a
-/// thread waits) proposes the number of calls it has made so far, in an all_reduce with MIN. All ranks get the same
-/// number, and have made all calls up to it. These calls are flushed, in buffers that depend only on their sizes and
-/// kinds. Calls are numbered in program order, which is equal on all ranks. Every rank that has made a call joins a
+/// thread waits) proposes the number of calls it has made since the last flush, in an all_reduce with MIN. All ranks
+/// get the same number, and have made that many. These calls are flushed, in buffers that depend only on their sizes
+/// and kinds. Calls are numbered in program order, which is equal on all ranks. Every rank that has made a call joins a
 /// round when T has passed, at the latest, and no rank joins without a call that has not been flushed, so that each
 /// round flushes something.
 ///
@@ -90,6 +90,9 @@ class FuseStream : public std::enable_shared_from_this<FuseStream> {
   /// Flushes; false if calls are still held after the limit.
   bool synchronize(std::chrono::nanoseconds limit);
   FuseStatistics statistics() const;
+  /// Call when another pass begins to use the stream, at the same point in the order of calls on all ranks: numbers and
+  /// statistics begin again. False if the ranks can no longer agree on flushes.
+  bool renew();
 
  private:
   using Clock = std::chrono::steady_clock;
