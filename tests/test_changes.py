@@ -36,6 +36,15 @@ def test_different_changes(pools: Pools, size: int) -> None:
     assert f"to make the same change, got set_passes on rank 0 and refine on rank {size - 1}" in texts[0]
 
 
+@sizes
+def test_different_steps(pools: Pools, size: int) -> None:
+    """Of one change that has several, as after an exception in one of them."""
+    texts = pools.get("processes", size).run(changes.steps)
+    assert len(set(texts)) == 1
+    assert "set_passes: expected all ranks of group " in texts[0]
+    assert "to be in the same step of it, got rank 1 and rank 0 in different ones" in texts[0]
+
+
 def test_a_list_that_is_wrong_on_one_rank(pools: Pools) -> None:
     """The other ranks' error names that rank."""
     text = "passes: expected a name or a pass of mcr_dl.passes, got 3"

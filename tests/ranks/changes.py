@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 import mcr_dl
-from mcr_dl import CollectiveTimeoutError, InvalidArgumentError
+from mcr_dl import _C, CollectiveTimeoutError, InvalidArgumentError
 from mcr_dl.passes import Compress, Fuse, Log, PassedCall
+from mcr_dl.runtime import changes as runtime_changes
 from mcr_dl.testing.expect import expect
 from ranks import session
 from ranks.passes import Handler
@@ -79,6 +80,18 @@ def others() -> str:
     for change in (first, second):
         change(group)
     mcr_dl.all_reduce(torch.ones(1), group=group)
+    mcr_dl.destroy_process_group(group)
+    return str(error)
+
+
+def steps() -> str:
+    """Rank 0 is in a later step of a change than the others: returns the error. Then all change together."""
+    session.start()
+    group = mcr_dl.new_group()
+    core = _C.group_of(group)
+    late = mcr_dl.get_rank() == 0
+    error = expect(InvalidArgumentError, lambda: runtime_changes.agree(core, "set_passes", None, anywhere=late))
+    mcr_dl.set_passes(["fuse"], group)
     mcr_dl.destroy_process_group(group)
     return str(error)
 

@@ -108,6 +108,13 @@ def _compare(group: _C.Group, values: list[Any]) -> None:
                 f"{first['what']} on rank 0 and {each['what']} on rank {rank}; make it in the same place on all ranks"
             )
             raise InvalidArgumentError(message)
+        if (each["newest"] is None) != (first["newest"] is None):
+            message = (
+                f"{each['what']}: expected all ranks of group {group.name()!r} to be in the same step of it, got rank "
+                f"{rank} and rank 0 in different ones, as one of them has left an earlier step by an exception; call "
+                "it again on all ranks"
+            )
+            raise InvalidArgumentError(message)
         if each["newest"] is not None and each["newest"][0] != first["newest"][0]:
             message = (
                 f"{each['what']}: expected all ranks of group {group.name()!r} to call it after the same collective, "
