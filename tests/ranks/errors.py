@@ -95,6 +95,11 @@ _VALUES: dict[str, Bad] = {
     "list too short": _bad(
         "all_gather", "tensor_list", lambda c: mcr_dl.all_gather([_ones(2)] * (c.size - 1), _ones(2), backend=c.backend)
     ),
+    "negative size_hint": _bad(
+        "all_gatherv",
+        "size_hint",
+        lambda c: mcr_dl.all_gatherv(_ones(c.size), _ones(1), [1] * c.size, size_hint=-5, backend=c.backend),
+    ),
     "splits' sum": _bad(
         "all_to_all_single",
         "input_split_sizes",

@@ -124,6 +124,12 @@ int64_t integer(PyObject* value, const char* parameter) {
   return result;
 }
 
+int64_t not_negative(PyObject* value, const char* parameter, const char* expected) {
+  const int64_t number = integer(value, parameter);
+  if (number < 0) wrong(ErrorCode::InvalidArgument, parameter, expected, std::to_string(number));
+  return number;
+}
+
 std::vector<int64_t> integers(PyObject* value, const char* parameter) {
   const Owner entries = entries_of(value);
   if (entries == nullptr) wrong(ErrorCode::InvalidType, parameter, "a list of integers", represented(value));

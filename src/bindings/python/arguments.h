@@ -26,6 +26,7 @@ struct Named {
 
 bool truth(PyObject* value, const char* parameter);
 int64_t integer(PyObject* value, const char* parameter);
+int64_t not_negative(PyObject* value, const char* parameter, const char* expected);
 /// Valid as long as the object lives. `expected`: for the error, such as "the name of a backend".
 std::string_view string(PyObject* value, const char* parameter, const char* expected);
 std::vector<int64_t> integers(PyObject* value, const char* parameter);

@@ -185,7 +185,7 @@ class Binder {
         call_.timeout = milliseconds(value, name);
         break;
       case Kind::SizeHint:
-        call_.size_hint = integer(value, name);
+        call_.size_hint = not_negative(value, name, "0 or more bytes");
         break;
       case Kind::Codec:
         take_codec(value);
