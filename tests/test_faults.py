@@ -459,6 +459,17 @@ def test_interrupt_of_a_wait(nursery: Nursery, backend: str) -> None:
     assert "in interrupted" in ranks[0].text
 
 
+def test_interrupt_of_a_backward_pass(nursery: Nursery) -> None:
+    """The same where C++ code of torch makes the call, and hands the exception on."""
+    ranks = jobs.start(nursery, "faulty", ["shm", "sparse", "sleep"], 2)
+    jobs.await_text([ranks[1]], "fault")
+    time.sleep(0.3)
+    os.kill(ranks[0].pid, signal.SIGINT)
+    jobs.end(nursery, [ranks[0]], 10)
+    assert ranks[0].code == -signal.SIGINT, ranks[0].text
+    assert re.search(r"loss\.backward\(\)(?s:.*)KeyboardInterrupt", ranks[0].text), ranks[0].text
+
+
 def test_interrupt(nursery: Nursery) -> None:
     """Ctrl-C ends a program inside a blocking collective of a library."""
     ranks = jobs.start(nursery, "troubles", ["interrupted", "mpi"], 2)

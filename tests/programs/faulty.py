@@ -48,6 +48,8 @@ def fault(kind: str) -> None:
         raise ValueError("bad batch")
     if kind == "exit":
         sys.exit(0)
+    if kind == "sleep":
+        time.sleep(60)
 
 
 def storm(fails: str | None, backend: str) -> None:

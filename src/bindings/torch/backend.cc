@@ -204,7 +204,7 @@ TorchBackend::TorchWorkPtr TorchBackend::broadcast(TensorList& tensors, const c1
 TorchBackend::TorchWorkPtr TorchBackend::allreduce(TensorList& tensors, const c10d::AllreduceOptions& opts) {
   const InBlock block(*this);
   const auto& tensor = single(tensors, "tensors");
-  if (tensor.is_sparse()) return for_torch([&] { return allreduce_sparse(tensors, opts); });
+  if (tensor.is_sparse()) return allreduce_sparse(tensors, opts);
   TorchCall call(*group_, Op::all_reduce, opts.timeout);
   call.out(tensor, "tensor").reduction(opts.reduceOp);
   return issue(call, OpType::ALLREDUCE, opts.asyncOp);
@@ -384,7 +384,7 @@ void TorchBackend::registerOnCompletionHook(std::function<void(std::shared_ptr<c
 
 void TorchBackend::waitForPendingWorks() {
   const UnlockedIfHeld guard;
-  hook_runs_.wait(check_signals);
+  for_torch([&] { hook_runs_.wait(check_signals); });
 }
 
 c10d::ErrorType TorchBackend::getError() {

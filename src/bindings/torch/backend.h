@@ -108,6 +108,7 @@ class TorchBackend final : public c10d::Backend {
   auto numbered(c10d::OpType type, const TorchCall& call, const Action& action);
   TorchWorkPtr issue(TorchCall& call, c10d::OpType type, bool asynchronous);
   TorchWorkPtr issue_all(std::vector<std::unique_ptr<TorchCall>> calls, c10d::OpType type, bool asynchronous);
+  TorchWorkPtr sum_of_entries(TensorList& tensors, const c10d::AllreduceOptions& opts);
   void break_off() noexcept;
   std::function<void()> hook(c10d::OpType type, uint64_t sequence) const;
   TorchWorkPtr wrap(TorchWork::Parts parts, c10d::OpType type, uint64_t sequence);

@@ -8,6 +8,8 @@
 #include <string>
 
 #include "base/error.h"
+#include "bindings/python/errors.h"
+#include "bindings/python/gil.h"
 
 namespace mcr::python {
 
@@ -37,13 +39,17 @@ class TorchError final : public torch::PyTorchError {
   mutable std::optional<Raised> raised_;  // guarded by the GIL
 };
 
-/// Calls a function whose Errors go to torch.
+/// Calls a function whose Errors go to torch, and Python's exceptions, such as KeyboardInterrupt of a wait: torch's C++
+/// code lets only classes of std::exception through to Python.
 template <typename Function>
 decltype(auto) for_torch(const Function& function) {
   try {
     return function();
   } catch (const Error& error) {
     throw TorchError(error);
+  } catch (const ErrorAlreadySet&) {
+    const Locked locked;
+    throw pybind11::error_already_set();
   }
 }
 

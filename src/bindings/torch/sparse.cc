@@ -65,6 +65,10 @@ void expect_equal(const at::Tensor& facts) {
 }  // namespace
 
 TorchBackend::TorchWorkPtr TorchBackend::allreduce_sparse(TensorList& tensors, const c10d::AllreduceOptions& opts) {
+  return for_torch([&] { return sum_of_entries(tensors, opts); });
+}
+
+TorchBackend::TorchWorkPtr TorchBackend::sum_of_entries(TensorList& tensors, const c10d::AllreduceOptions& opts) {
   auto& tensor = tensors.front();
   if (opts.reduceOp != c10d::ReduceOp::SUM)
     throw Error(ErrorCode::Unsupported, "mcr: all_reduce of a sparse tensor: expected the reduction SUM");
