@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import jobs
@@ -128,3 +130,11 @@ def test_shrink_group_of_torch_without_all_lost_ranks(nursery: Nursery) -> None:
         jobs.REPORTED,
         "PeerLostError: shrink: expected the excluded ranks to be all lost ones, but rank 2 is lost too",
     )
+
+
+@pytest.mark.parametrize("which", ["default", "new"])
+def test_torch_starts_again_after_an_abort(nursery: Nursery, which: str, tmp_path: Path) -> None:
+    """The end of torch's groups does not end an aborted group again, which a lost rank keeps open."""
+    ranks = jobs.start(nursery, "aborting", [which, str(tmp_path / "store")], 3)
+    jobs.end(nursery, ranks[:2])
+    jobs.expect(ranks[:2], 0, "lost", "again 2.0")

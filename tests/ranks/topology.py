@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as torch_dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import mcr_dl
@@ -81,6 +82,11 @@ def given() -> tuple[Any, ...]:
         assert _sum(inner) == sums["a"]
         mcr_dl.destroy_process_group(again)
         expect(mcr_dl.NotInitializedError, lambda: mcr_dl.all_reduce(torch.ones(1), group=inner), "destroyed")
+        again = mcr_dl.new_group()
+        across = mcr_dl.topology(again).group("b")
+        again.abort()
+        expect(mcr_dl.NotInitializedError, lambda: mcr_dl.all_reduce(torch.ones(1), group=across), "destroyed")
+        expect(ValueError, lambda: torch_dist.destroy_process_group(across), "Invalid process group")
         session.stop()
     return topology.shape, topology.names, sums
 

@@ -232,6 +232,8 @@ def _group_for(options: Any, wanted: list[str], pg_options: Any) -> _C.Group:
 def on_shutdown(group: _C.Group) -> None:
     """End the group that torch is destroying; with the default group, the runtime."""
     watch.refuse_fork()
+    if _has_ended(group):
+        return
     state.run_endings(None if group is _C.world() else group.name())
     if group is _C.world():
         try:
@@ -241,17 +243,33 @@ def on_shutdown(group: _C.Group) -> None:
             if torch_dist.is_initialized():
                 torch_dist.destroy_process_group()
             raise
-    elif not group._closed:  # the groups of a group's dimensions have ended with it
+    else:
         factory.end_group(group)
 
 
 def on_abort(group: _C.Group) -> None:
     """As ``on_shutdown``, without waiting for anything."""
     watch.refuse_fork()
+    if _has_ended(group):
+        return
     if group is _C.world():
         core_groups.forget()
-    else:
-        core_groups.forget_group(group)
+        return
+    held = state.current().topologies.pop(group.name(), None)
+    for each in [] if held is None else held.owned:
+        if _has_ended(each):
+            continue
+        handle = _C.handle_of(each)
+        _C.give_up(each)
+        on_abort(each)
+        if isinstance(handle, torch_dist.ProcessGroup):
+            torch_dist.destroy_process_group(handle)  # only torch has to forget it
+    core_groups.forget_group(group)
+
+
+def _has_ended(group: _C.Group) -> bool:
+    """Whether the group has ended. One with a lost rank is kept until the process ends, and not closed."""
+    return state.find(group.name()) is not group
 
 
 def split(parent: _C.Group, ranks: Sequence[int], name: str, timeout: timedelta, options: Any) -> Any:
