@@ -65,6 +65,7 @@ ON_RANKS: dict[str, tuple[Callable[..., None], int]] = {  # function, ranks
     "options": (torch_groups.options, 3),
     "splitting": (torch_groups.splitting, 3),
     "names": (torch_groups.names, 3),
+    "made again": (torch_groups.made_again, 3),
     "handles": (torch_groups.handles, 3),
     "foreign groups": (torch_groups.foreign_groups, 2),
     "with gloo": (torch_backend.with_gloo, 2),

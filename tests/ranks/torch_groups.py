@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import copy
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -168,6 +170,24 @@ def names() -> None:
             _works(group)
             mcr_dl.destroy_process_group(group)
     dist.destroy_process_group(everyone)
+
+
+def made_again() -> None:
+    """A group that only its members make, and destroy, gets torch's name of the one before."""
+    session.start()
+    for _ in range(3 if dist.get_rank() < 2 else 0):
+        if dist.get_rank() == 1:
+            time.sleep(0.3)  # else rank 0 may find the new address of rank 1 before it reads the former one
+        made = dist.new_group(
+            [0, 1],
+            timedelta(seconds=20),
+            "mcr",
+            mcr_dl.Options(backends=["gloo"]),
+            use_local_synchronization=True,
+        )
+        _works(made)
+        dist.destroy_process_group(made)
+    dist.barrier()
 
 
 def foreign_groups() -> None:

@@ -101,10 +101,8 @@ def new_group(
 
 
 def _local_name(members: Sequence[int]) -> str:
-    """The count is the store's: a new process that has a lost rank's place goes on with that rank's count."""
     digest = hashlib.sha256(str(list(members)).encode()).hexdigest()[:16]
-    current = state.current()
-    return f"local-{digest}-{current.store.add(f'local/{digest}/{current.launch.rank}', 1) - 1}"
+    return f"local-{digest}-{state.current().count_at_store(f'local/{digest}')}"
 
 
 def _group_of_mpi_comm(comm: Any, backends: list[str] | None, timeout: timedelta, options: Any) -> Any:

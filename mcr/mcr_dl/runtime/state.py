@@ -91,6 +91,10 @@ class State:
         self.counters[key] = self.counters.get(key, -1) + 1
         return self.counters[key]
 
+    def count_at_store(self, key: str) -> int:
+        """As ``count``. A new process that has a lost rank's place goes on with that rank's count."""
+        return int(self.store.add(f"{key}/{self.launch.rank}", 1)) - 1
+
 
 _current: State | None = None
 _life = 0  # how often this rank has begun a life at its store: a second one does not read the first one's keys
