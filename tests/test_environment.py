@@ -26,6 +26,7 @@ WRONG = {
     "MCR_DL_MPI_INTERRUPTIBLE": "true",
     "MCR_DL_MPI_STREAMS": "cuda",
     "MCR_DL_UNIFORM": "2",
+    "MCR_DL_STAGING_CHUNK": "4M",
     "MCR_DL_TUNING_TABLE": "none.json",
     "MCR_DL_TUNE": "all_reduce:0-4k",
     "MCR_DL_TOPOLOGY": "/none/topology.json",
@@ -35,8 +36,7 @@ WRONG = {
     "MCR_DL_HOST_TIMEOUT": "2",
     "MCR_DL_DEBUG": "detial",
 }
-# Any value is right, or those of MCR_DL_STAGING_CHUNK count on devices alone.
-OTHERS = {"MCR_DL_DEEPSPEED", "MCR_DL_STAGING_CHUNK", "MCR_DL_TRACE", "MCR_DL_DUMP_DIR"}
+OTHERS = {"MCR_DL_DEEPSPEED", "MCR_DL_TRACE", "MCR_DL_DUMP_DIR"}  # any value is right
 
 
 def test_every_variable_is_listed() -> None:
@@ -65,6 +65,8 @@ def test_wrong_values(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         ("MCR_DL_LOG", "INFO"),
         ("MCR_DL_DEBUG", "Detail"),
         ("MCR_DL_SHM_BYTES", "67108864"),
+        ("MCR_DL_STAGING_CHUNK", "off"),
+        ("MCR_DL_STAGING_CHUNK", ""),
         ("MCR_DL_TUNE", "all_reduce:0-64k:mpi:p2p#all_to_all:*:stripe(gloo,mpi)"),
         ("MCR_DL_PASSES", "log, fuse"),
         ("MCR_DL_SCHEDULE", "syndicate"),

@@ -16,7 +16,7 @@ import mcr_dl
 from fuzzing import fuzz, near
 from harness import Pools
 from mcr_dl import _C, BackendUnavailableError, InvalidArgumentError
-from mcr_dl.base import launcher
+from mcr_dl.base import launcher, variables
 from mcr_dl.bench import cli as bench
 from mcr_dl.bench.mix import parse_mix
 from mcr_dl.commands import arguments
@@ -356,4 +356,5 @@ def test_launchers(text: str, number: str) -> None:
 def test_staging_chunk(text: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MCR_DL_STAGING_CHUNK", text.replace("\x00", "").encode("utf-8", "replace").decode())
-        refused(devices._chunk)
+        if not variables.problem():
+            assert devices._chunk() >= 0

@@ -151,6 +151,21 @@ def test_passes_that_differ_between_ranks(nursery: Nursery, name: str, value: st
         assert text in rank.text
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "error", "text"),
+    [
+        ("MCR_DL_STAGING_CHUNK", "4M", "InvalidArgumentError", "MCR_DL_STAGING_CHUNK: expected a number of bytes or "),
+        ("LOCAL_WORLD_SIZE", "x", "InvalidArgumentError", "LOCAL_WORLD_SIZE: expected a whole number, got 'x'"),
+        ("MCR_DL_SCHEDULE", "syndicate", "UnsupportedError", "passes: schedule: expected a group without the pass"),
+    ],
+)
+def test_a_wrong_variable_on_one_rank(nursery: Nursery, name: str, value: str, error: str, text: str) -> None:
+    """All ranks raise at once, the others with the rank."""
+    first, second = start(nursery, ["on_rank", "1", name, value], 2, MCR_DL_PASSES="fuse")
+    assert f"RAISED InvalidArgumentError: rank 1: {text}" in first.text, first.text
+    assert re.search(f"RAISED {error}: (rank 1: )?{text}", second.text), second.text
+
+
 def condition(**other: Any) -> dict[str, Any]:
     """One rank's report on one backend."""
     return {"library": "", "problem": "", "absent": False, "asked": False, "domain": "", **other}

@@ -123,6 +123,7 @@ VARIABLES = (
         "the size in bytes of the pieces in which large device tensors are copied to host libraries (default: 4 MiB), "
         "or `off`; equal on all ranks",
         "devices.md",
+        Values("off|0*[1-9][0-9]{0,17}", "a number of bytes or 'off'"),
     ),
     Variable(
         "MCR_DL_TUNING_TABLE",

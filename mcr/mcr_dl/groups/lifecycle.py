@@ -24,6 +24,7 @@ from mcr_dl.base.errors import (
     CollectiveTimeoutError,
     DesyncError,
     InvalidArgumentError,
+    McrError,
 )
 from mcr_dl.groups import factory, first_start, report, tried
 from mcr_dl.libraries import registry
@@ -81,13 +82,13 @@ def start(
         message = "init_process_group: the default group is initialized already; call destroy_process_group() first"
         raise InvalidArgumentError(message)
     exit_steps.prepare()
-    wanted, specifications, problem = _asked(backend, passes)
+    wanted, specifications, mistake = _asked(backend, passes)
     limit = state.DEFAULT_TIMEOUT if timeout is None else _C.timeout(timeout)
     if store is None and rendezvous.names_ranks(init_method):
         launch, store = rendezvous.meet_at(init_method, rank, world_size, limit)
     else:
         launch = launch_of(rank, world_size)
-    if not problem:
+    if mistake is None:
         report.show(launch.rank)
     if launch.rank == 0:
         variables.warn_of_unknown()
@@ -99,11 +100,11 @@ def start(
     current = state.begin(launch, store, limit, wanted, devices.own(device_id))
     current.passes = specifications
     try:
-        if not problem:
+        if mistake is None:
             watch.start(current.store, launch.rank, launch.size, state.living, detail=_debug() == "detail")
         if getattr(pg_options, "is_high_priority_stream", False):
             devices.raise_priority()
-        _agree(current, tuning_table, problem)
+        _agree(current, tuning_table, mistake)
         _watch_processes(current)
         current.staging = devices.agree(current)
         _C.set_world(_make_world(current))
@@ -115,13 +116,14 @@ def start(
 
 def _asked(
     backend: str | Iterable[str] | None, passes: Iterable[Any] | None
-) -> tuple[list[str], list[chain.Specification], str]:
+) -> tuple[list[str], list[chain.Specification], McrError | None]:
     """The backends and passes that the program names, and the first error in them or in the environment's variables."""
-    problem = variables.problem()
+    if problem := variables.problem():
+        return [], [], InvalidArgumentError(problem)
     try:
-        return registry.parse_for_group(backend), chain.with_scheduler(trace.with_log(chain.specify(passes))), problem
-    except InvalidArgumentError as error:
-        return [], [], problem or str(error)
+        return registry.parse_for_group(backend), chain.with_scheduler(trace.with_log(chain.specify(passes))), None
+    except McrError as error:
+        return [], [], error
 
 
 def start_again(
@@ -146,14 +148,18 @@ def _debug() -> str:
     return value
 
 
-def _agree(current: state.State, tuning_table: str | os.PathLike[str] | None, problem: str) -> None:
+def _agree(current: state.State, tuning_table: str | os.PathLike[str] | None, mistake: McrError | None) -> None:
     """Make all ranks start the same backends on the same libraries, and choose by the same table.
 
-    Otherwise their calls would not meet. All ranks raise the ``problem`` of any rank.
+    Otherwise their calls would not meet. All ranks raise the ``mistake`` of any rank, as an InvalidArgumentError, and
+    the rank itself an error of the mistake's own class.
     """
     store, rank, size = torch_dist.PrefixStore("init", current.store), current.launch.rank, current.launch.size
     automatic = not current.backends
-    agreed = startup.agree(store, rank, size, current.backends, problem)
+    try:
+        agreed = startup.agree(store, rank, size, current.backends, str(mistake or ""))
+    except InvalidArgumentError as error:
+        raise (error if mistake is None or isinstance(mistake, InvalidArgumentError) else mistake) from None
     current.backends, current.asked = agreed.backends, agreed.asked
     status = _C.backend_status()
     libraries = {name: status[name] for name in current.backends}

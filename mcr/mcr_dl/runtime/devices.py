@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 from typing import Any
 
@@ -44,14 +43,8 @@ def own(device_id: torch.device | int | None = None) -> int:
 
 def _chunk() -> int:
     """Bytes of one piece of a staged tensor, from ``MCR_DL_STAGING_CHUNK``; 0: tensors stay whole."""
-    text = os.environ.get("MCR_DL_STAGING_CHUNK", str(_CHUNK))
-    if text == "off":
-        return 0
-    size = int(text) if re.fullmatch("[0-9]{1,18}", text) else 0
-    if size < 1:
-        message = f"MCR_DL_STAGING_CHUNK: expected a number of bytes or 'off', got {text!r}"
-        raise InvalidArgumentError(message)
-    return size
+    text = os.environ.get("MCR_DL_STAGING_CHUNK") or str(_CHUNK)  # checked when the runtime starts
+    return 0 if text == "off" else int(text)
 
 
 def _identity(index: int) -> str:

@@ -12,7 +12,7 @@ import torch.distributed as torch_dist
 
 from mcr_dl import _C
 from mcr_dl.base import agreement, blocks, launcher
-from mcr_dl.base.errors import BackendUnavailableError, InvalidArgumentError
+from mcr_dl.base.errors import BackendUnavailableError, InvalidArgumentError, McrError
 from mcr_dl.libraries import registry
 from mcr_dl.watch import ranks_text
 
@@ -42,8 +42,7 @@ def agree(store: torch_dist.Store, rank: int, size: int, wanted: list[str], prob
     some rank cannot use a requested backend, or if no backend is left, and InvalidArgumentError if the names differ
     between the ranks.
     """
-    names = [] if problem else wanted or registry.automatic()
-    conditions = {name: asdict(registry.condition(name, size, named=bool(wanted))) for name in names}
+    conditions, problem = ({}, problem) if problem else _conditions(wanted, size)
     named = ",".join(wanted) or "auto"
     facts = {"problem": problem, "named": named, "conditions": conditions, "networks": launcher.networks()}
     answer = agreement.agree(store, rank, size, "backends", facts, _decide)
@@ -52,6 +51,15 @@ def agree(store: torch_dist.Store, rank: int, size: int, wanted: list[str], prob
     for text in answer["left_out"]:
         warn_left_out(text)
     return Agreed(answer["backends"], answer["asked"], answer["local"], answer["networks"])
+
+
+def _conditions(wanted: list[str], size: int) -> tuple[dict[str, Any], str]:
+    """This rank's report on each backend, and the error of a variable that cannot be read, such as a launcher's."""
+    try:
+        names = wanted or registry.automatic()
+        return {name: asdict(registry.condition(name, size, named=bool(wanted))) for name in names}, ""
+    except McrError as error:
+        return {}, str(error)
 
 
 def combined(agreed: Agreed, rows: list[list[int]]) -> list[str]:
