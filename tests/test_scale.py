@@ -297,9 +297,26 @@ def test_files_where_the_launcher_serves_the_store(limits: list[int], monkeypatc
 
 
 def test_gloo_connects_many_ranks_when_they_need_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From then on in all groups of the process, unless the user decides."""
-    monkeypatch.setitem(os.environ, c10d._LATE, "")
-    del os.environ[c10d._LATE]
-    assert [c10d.GLOO.reads_later(size) for size in (2, 64, 65, 2)] == [False, False, True, True]
-    os.environ[c10d._LATE] = "0"
-    assert not c10d.GLOO.reads_later(1000)
+    """In groups of many ranks, whatever groups the process has made before, unless the user decides."""
+    made: list[tuple[int, str | None]] = []
+
+    def make(_store: object, _rank: int, size: int, _limit: timedelta) -> None:
+        made.append((size, os.environ.get(c10d._LATE)))
+
+    monkeypatch.setattr("torch._C._distributed_c10d.ProcessGroupGloo", make)
+    cases: list[tuple[str | None, dict[int, str | None]]] = [
+        (None, {2: None, 64: None, 65: "1"}),
+        ("1", {2: "1", 64: "1", 65: "1"}),
+        ("0", {2: "0", 64: "0", 65: "0"}),
+    ]
+    for user, expected in cases:
+        if user is None:
+            monkeypatch.delenv(c10d._LATE, raising=False)
+        else:
+            monkeypatch.setenv(c10d._LATE, user)
+        for size in (2, 64, 65, 2):
+            assert c10d.GLOO.reads_later(size) == (expected[size] == "1")
+            c10d.GLOO.create(torch_dist.HashStore(), 0, size, timedelta(seconds=1))
+            assert os.environ.get(c10d._LATE) == user
+        assert made == [(size, expected[size]) for size in (2, 64, 65, 2)]
+        made.clear()

@@ -25,7 +25,7 @@ OURS = "mcr"  # MCR-DL's own name in torch, registered by mcr_dl_autoload
 _FAKE_MODULE = "torch.testing._internal.distributed.fake_pg"
 _ADAPTER = "c10d"  # the module that serves all of them
 _LATE = "TORCH_GLOO_LAZY_INIT"  # torch reads it whenever it makes a group of gloo
-_MESH = 64  # ranks: in a job with a larger group, gloo does not connect each with each when a group is made
+_MESH = 64  # ranks: in a larger group, gloo does not connect each with each when the group is made
 
 
 class TorchLibrary(Library):
@@ -91,14 +91,21 @@ class _Gloo(TorchLibrary):
         return None if dist.is_gloo_available() else "this torch is built without gloo"
 
     def reads_later(self, size: int) -> bool:
-        """Whether two ranks connect when they first need it: after a large group also in this process's later ones."""
-        if size > _MESH:
-            os.environ.setdefault(_LATE, "1")
-        return os.environ.get(_LATE, "").lower() in ("1", "t", "true", "y", "yes")
+        """Whether two ranks connect when they first need it: in a large group, unless the user decides.
+
+        Equal on the group's ranks, as it depends on nothing that a process has done before.
+        """
+        decided = os.environ.get(_LATE, "").lower()
+        return decided in ("1", "t", "true", "y", "yes") if decided else size > _MESH
 
     def _create(self, store: c10d.Store, rank: int, size: int, timeout: timedelta) -> c10d.Backend:
-        self.reads_later(size)
-        return c10d.ProcessGroupGloo(store, rank, size, timeout)
+        if os.environ.get(_LATE) or not self.reads_later(size):
+            return c10d.ProcessGroupGloo(store, rank, size, timeout)
+        os.environ[_LATE] = "1"
+        try:
+            return c10d.ProcessGroupGloo(store, rank, size, timeout)
+        finally:
+            del os.environ[_LATE]
 
 
 class _Fake(TorchLibrary):
