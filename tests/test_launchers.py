@@ -86,6 +86,22 @@ def test_same_script(launcher: str) -> None:
     assert text.count(": done") == size
 
 
+@pytest.mark.parametrize(
+    "outer",
+    [
+        {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_RANK": "0"},
+        {"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_FD": "99"},
+    ],
+    ids=["Open MPI", "MPICH"],
+)
+def test_torchrun_inside_another_launcher(outer: dict[str, str]) -> None:
+    """Its ranks inherit variables of a launcher that knows none of them: MPI starts without a launcher."""
+    codes, text = run([(command, outer) for command, _ in commands("torchrun", 2, [SCRIPT])])
+    assert set(codes) == {0}, text
+    for rank in range(2):
+        assert f"rank {rank} of 2 under torchrun with MPICH" in text, text
+
+
 def test_another_default_device_and_type() -> None:
     """The ranks that meet over MPI do so whatever the program's default device is."""
     codes, text = run(commands("mpiexec-mpich", 2, [str(jobs.PROGRAMS / "defaults.py"), "mpi,gloo"]))

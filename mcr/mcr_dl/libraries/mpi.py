@@ -220,7 +220,7 @@ def _pick(family: Family | None, launcher: _Launcher) -> MpiLibrary:
     named = _named_ones()
     wanted = family
     if family is None and named:  # the launcher decides among several
-        wanted = launcher.family if launchers.has_mpi_launcher() and launcher.family in named else next(iter(named))
+        wanted = launcher.family if _answers(launcher) and launcher.family in named else next(iter(named))
     required = wanted is not None
     library = None if wanted is None else named.get(wanted)
     if library is not None:
@@ -285,7 +285,12 @@ def _starts_alone(library: MpiLibrary) -> bool:
 def _is_served(library: MpiLibrary) -> bool:
     """Whether an MPI launcher answers the library's MPI_Init here."""
     launcher = _launcher()
-    return launchers.has_mpi_launcher() and (launcher.family == library.family or not launcher.exclusive)
+    return _answers(launcher) and (launcher.family == library.family or not launcher.exclusive)
+
+
+def _answers(launcher: _Launcher) -> bool:
+    """Whether the launcher answers MPI_Init. Around torchrun another one may, but for torchrun itself."""
+    return launcher.name != "torchrun" and launchers.has_mpi_launcher()
 
 
 def _not_found(wanted: Family | None) -> BackendUnavailableError:
