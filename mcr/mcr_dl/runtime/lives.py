@@ -27,13 +27,12 @@ def separate(store: torch_dist.Store, launch: launcher.Launch, limit: timedelta)
     names the life that has these words. It may have read a word of an earlier life: the name then reaches no rank with
     that word, and rank 0 gives another name when the new word is there.
 
-    Raises CollectiveTimeoutError on rank 0 if ranks have not come within the limit; the others' wait at the store ends
-    by then too, with torch.distributed.DistStoreError.
+    Raises CollectiveTimeoutError, which names them, if ranks have not come within the limit.
     """
     if not launcher.store_outlives():
         return store
     meeting = torch_dist.PrefixStore("lives", store)
-    name = _lead(meeting, launch.size, limit) if launch.rank == 0 else _follow(meeting, launch.rank)
+    name = _lead(meeting, launch.size, limit) if launch.rank == 0 else _follow(meeting, launch.rank, launch.size, limit)
     return torch_dist.PrefixStore(f"life/{name}", store)
 
 
@@ -49,6 +48,7 @@ def _lead(meeting: torch_dist.Store, size: int, limit: timedelta) -> str:
     """Name the life and wait until all other ranks have the name."""
     joins = [f"join/{rank}" for rank in range(1, size)]
     name, begin = uuid.uuid4().hex, time.monotonic()
+    meeting.set("join/0", name)
     words: list[str] = []
     while joins:
         found = [word.decode() for word in meeting.multi_get(joins)] if meeting.check(joins) else []
@@ -62,21 +62,31 @@ def _lead(meeting: torch_dist.Store, size: int, limit: timedelta) -> str:
             break
         passed = time.monotonic() - begin
         if passed > limit.total_seconds():
-            missing = list(absent(meeting, here, 1))
-            message = f"start: {ranks_text(missing)} have not come within {limit.total_seconds():g} s"
-            raise CollectiveTimeoutError(message)
+            raise _late(list(absent(meeting, here, 1)), limit)
         time.sleep(pause(passed, _LONGEST, size))
     meeting.set(_NEWEST, name)
     meeting.set(f"{name}/ended", _GO)
     return name
 
 
-def _follow(meeting: torch_dist.Store, rank: int) -> str:
+def _follow(meeting: torch_dist.Store, rank: int, size: int, limit: timedelta) -> str:
     """Take the name that rank 0 gives to the life with this rank's word."""
-    word = uuid.uuid4().hex
+    word, awaited, first = uuid.uuid4().hex, "join", 0
     meeting.set(f"join/{rank}", word)
-    while True:
-        name: str = meeting.get(f"name/{word}").decode()
-        meeting.set(f"{name}/{rank}", "here")
-        if meeting.get(f"{name}/ended").decode() == _GO:
-            return name
+    try:
+        while True:
+            name: str = meeting.get(f"name/{word}").decode()
+            awaited, first = name, 1
+            meeting.set(f"{name}/{rank}", "here")
+            if meeting.get(f"{name}/ended").decode() == _GO:
+                return name
+    except torch_dist.DistStoreError as error:
+        keys = [f"{awaited}/{other}" for other in range(first, size)]
+        # Rank 0 answers as soon as all others are there. (Ranks of an earlier life may have left their words.)
+        raise _late(list(absent(meeting, keys, first)) or [0], limit) from error
+
+
+def _late(missing: list[int], limit: timedelta) -> CollectiveTimeoutError:
+    verb = "has" if len(missing) == 1 else "have"
+    text = f"{ranks_text(missing)} {verb} not come within {limit.total_seconds():g} s"
+    return CollectiveTimeoutError(f"init_process_group: timed out: {text}")
