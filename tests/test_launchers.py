@@ -200,6 +200,20 @@ def test_info(launcher: str) -> None:
     assert text.count("Support: mpi") == 1
 
 
+def test_info_on_two_hosts() -> None:
+    """A backend of one host starts only where it connects all ranks. If the libraries differ, the report says so."""
+    ranks = launchers.rank_environments(2)
+    program = [sys.executable, str(jobs.PROGRAMS / "hosts.py"), "0,1", "info", "--support"]
+    codes, text = run([(program, each) for each in ranks])
+    assert codes == [0, 0], text
+    assert [text.count(f"Support: {name}\n") for name in ("gloo", "shm")] == [1, 0], text
+    ranks = launchers.rank_environments(2)
+    ranks[1]["MCR_DL_MPI_LIB"] = str(launchers.openmpi_library())
+    codes, text = run([(program, each) for each in ranks])
+    assert codes == [0, 0], text
+    assert "backend 'mpi': expected the same library on all ranks, got MPICH" in " ".join(text.split()), text
+
+
 def test_open_mpi_under_mpichs_mpiexec() -> None:
     """A library that the launcher cannot start raises instead of running as several jobs of one rank."""
     command, _ = launchers.mpiexec("mpiexec-mpich", 2)

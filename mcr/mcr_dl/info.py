@@ -15,9 +15,10 @@ from rich.table import Table
 from mcr_dl import _C
 from mcr_dl._pages import support
 from mcr_dl.base import launcher
+from mcr_dl.base.errors import BackendUnavailableError
 from mcr_dl.commands import arguments
 from mcr_dl.commands.console import Console
-from mcr_dl.groups import default_group, environment
+from mcr_dl.groups import default_group, environment, lifecycle
 from mcr_dl.libraries import null, registry
 from mcr_dl.libraries.registry import available_backends
 from mcr_dl.runtime import state
@@ -31,7 +32,20 @@ def _tuning_text(world: _C.Group) -> str:
     return f"{knowledge.source} ({', '.join(scale['name'] for scale in knowledge.scales)}){candidates}"
 
 
-def _facts(world: _C.Group, status: dict[str, str]) -> dict[str, str]:
+def _start() -> str:
+    """Start the backends that all ranks can use: those of this process may not exist on other hosts, or connect none.
+
+    If there are none, the error, which all ranks get; then a backend that every process has starts.
+    """
+    try:
+        lifecycle.start("auto", memory="cpu")
+    except BackendUnavailableError as error:
+        lifecycle.start(null.LIBRARY.name)
+        return str(error)
+    return ""
+
+
+def _facts(world: _C.Group, status: dict[str, str], problem: str) -> dict[str, str]:
     launch = launcher.detect()
     libraries = {one.title: one.found(status[one.name]) for one in registry.DESCRIBED if one.title}
     return {
@@ -39,6 +53,7 @@ def _facts(world: _C.Group, status: dict[str, str]) -> dict[str, str]:
         "torch": torch.__version__,
         "Python": platform.python_version(),
         "launcher": f"{launch.launcher}, rank {launch.rank} of {launch.size}",
+        **({"start": problem} if problem else {}),
         **libraries,
         "tuning table": _tuning_text(world),
     }
@@ -65,12 +80,12 @@ def _support_table(world: _C.Group, backend: str) -> Table:
     return table
 
 
-def _report(world: _C.Group, status: dict[str, str], *, whole: bool) -> None:
+def _report(world: _C.Group, status: dict[str, str], problem: str, *, whole: bool) -> None:
     console = Console()
     facts = Table(title="MCR-DL", show_header=False, title_justify="left")
     facts.add_column(no_wrap=True)
     facts.add_column(overflow="fold")
-    for name, text in _facts(world, status).items():
+    for name, text in _facts(world, status, problem).items():
         facts.add_row(name, text)
     console.print(facts)
     console.print(_backend_table(status))
@@ -100,19 +115,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(given: argparse.Namespace) -> int:
     environment.require()
     status = available_backends()
-    usable = [name for name in registry.automatic("cpu") if status.get(name, "").startswith("ok")]
-    default_group.init_process_group(usable or [null.LIBRARY.name])
+    problem = _start()
     world = _C.world()
     assert world is not None
-    if world.rank() == 0 and not arguments.write_json(given.json, lambda: _document(world, status)):
-        _report(world, status, whole=given.support)
+    if world.rank() == 0 and not arguments.write_json(given.json, lambda: _document(world, status, problem)):
+        _report(world, status, problem, whole=given.support)
     default_group.destroy_process_group()
     return 0
 
 
-def _document(world: _C.Group, status: dict[str, str]) -> dict[str, Any]:
+def _document(world: _C.Group, status: dict[str, str], problem: str) -> dict[str, Any]:
     found = {backend: support(world, backend) for backend in world.backends}
-    return {"facts": _facts(world, status), "backends": status, "candidates": list(world.candidates), "support": found}
+    facts = _facts(world, status, problem)
+    return {"facts": facts, "backends": status, "candidates": list(world.candidates), "support": found}
 
 
 if __name__ == "__main__":

@@ -75,8 +75,12 @@ def start(
     device_id: torch.device | int | None = None,
     tuning_table: str | os.PathLike[str] | None = None,
     passes: Iterable[Any] | None = None,
+    memory: str | None = None,
 ) -> None:
-    """Do the work of init_process_group(), except for torch's process group."""
+    """Do the work of init_process_group(), except for torch's process group.
+
+    ``memory``: "cpu" leaves backends for devices alone out of ``auto``; equal on all ranks.
+    """
     watch.refuse_fork()
     if state.is_initialized():
         message = "init_process_group: the default group is initialized already; call destroy_process_group() first"
@@ -104,7 +108,7 @@ def start(
             watch.start(current.store, launch.rank, launch.size, state.living, detail=_debug() == "detail")
         if getattr(pg_options, "is_high_priority_stream", False):
             devices.raise_priority()
-        _agree(current, tuning_table, mistake)
+        _agree(current, tuning_table, mistake, memory)
         _watch_processes(current)
         current.staging = devices.agree(current)
         _C.set_world(_make_world(current))
@@ -148,7 +152,9 @@ def _debug() -> str:
     return value
 
 
-def _agree(current: state.State, tuning_table: str | os.PathLike[str] | None, mistake: McrError | None) -> None:
+def _agree(
+    current: state.State, tuning_table: str | os.PathLike[str] | None, mistake: McrError | None, memory: str | None
+) -> None:
     """Make all ranks start the same backends on the same libraries, and choose by the same table.
 
     Otherwise their calls would not meet. All ranks raise the ``mistake`` of any rank, as an InvalidArgumentError, and
@@ -157,7 +163,7 @@ def _agree(current: state.State, tuning_table: str | os.PathLike[str] | None, mi
     store, rank, size = torch_dist.PrefixStore("init", current.store), current.launch.rank, current.launch.size
     automatic = not current.backends
     try:
-        agreed = startup.agree(store, rank, size, current.backends, str(mistake or ""))
+        agreed = startup.agree(store, rank, size, current.backends, str(mistake or ""), memory)
     except InvalidArgumentError as error:
         raise (error if mistake is None or isinstance(mistake, InvalidArgumentError) else mistake) from None
     current.backends, current.asked = agreed.backends, agreed.asked

@@ -34,15 +34,18 @@ class Agreed:
     networks: int
 
 
-def agree(store: torch_dist.Store, rank: int, size: int, wanted: list[str], problem: str = "") -> Agreed:
-    """The backends that all ranks start: the named ones, or else those of ``auto`` that every rank can use.
+def agree(
+    store: torch_dist.Store, rank: int, size: int, wanted: list[str], problem: str = "", memory: str | None = None
+) -> Agreed:
+    """The backends that all ranks start: the named ones, or else those of ``auto``, for that ``memory`` or for any, that
+    every rank can use.
 
     Every rank calls this, also one with a ``problem``, which all ranks then raise as an InvalidArgumentError. Warns on
     every rank of a backend that is left out although some rank has it. Raises BackendUnavailableError on every rank if
     some rank cannot use a requested backend, or if no backend is left, and InvalidArgumentError if the names differ
     between the ranks.
     """
-    conditions, problem = ({}, problem) if problem else _conditions(wanted, size)
+    conditions, problem = ({}, problem) if problem else _conditions(wanted, size, memory)
     named = ",".join(wanted) or "auto"
     facts = {"problem": problem, "named": named, "conditions": conditions, "networks": launcher.networks()}
     answer = agreement.agree(store, rank, size, "backends", facts, _decide)
@@ -53,10 +56,10 @@ def agree(store: torch_dist.Store, rank: int, size: int, wanted: list[str], prob
     return Agreed(answer["backends"], answer["asked"], answer["local"], answer["networks"])
 
 
-def _conditions(wanted: list[str], size: int) -> tuple[dict[str, Any], str]:
+def _conditions(wanted: list[str], size: int, memory: str | None) -> tuple[dict[str, Any], str]:
     """This rank's report on each backend, and the error of a variable that cannot be read, such as a launcher's."""
     try:
-        names = wanted or registry.automatic()
+        names = wanted or registry.automatic(memory)
         return {name: asdict(registry.condition(name, size, named=bool(wanted))) for name in names}, ""
     except McrError as error:
         return {}, str(error)

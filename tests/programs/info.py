@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``mcr-info`` on emulated hosts (hosts.py)."""
+
+import sys
+
+from mcr_dl.info import main
+
+sys.exit(main(sys.argv[1:]))
