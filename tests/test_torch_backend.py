@@ -46,6 +46,7 @@ def test_values(pools: Pools, world: int, backend: str, function: str) -> None:
 ON_RANKS: dict[str, tuple[Callable[..., None], int]] = {  # function, ranks
     "messages": (torch_backend.messages, 3),
     "coalescing": (torch_backend.coalescing, 3),
+    "blocks of threads": (torch_backend.blocks_of_threads, 2),
     "coalesced forms": (torch_backend.coalesced_forms, 3),
     "batches": (torch_backend.batches, 3),
     "broken batches": (torch_backend.broken_batches, 2),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from datetime import timedelta
 from typing import Any
@@ -80,6 +81,28 @@ def coalescing() -> None:
     assert torch.equal(tensor, _sum())
     assert torch.equal(gathered, torch.cat([torch.arange(5.0) + 10 * rank for rank in range(size)]))
     expect(InvalidArgumentError, lambda: group._end_coalescing(torch.device("cpu")), "endCoalescing")
+
+
+def blocks_of_threads() -> None:
+    """A blocking call of another thread is in no block: it returns when it is complete."""
+    group = _pg()
+    begun, over, results = threading.Event(), threading.Event(), []
+
+    def block() -> None:
+        group._start_coalescing(torch.device("cpu"))
+        begun.set()
+        assert over.wait(60)
+        results.append(group._end_coalescing(torch.device("cpu")).result())
+
+    thread = threading.Thread(target=block)
+    thread.start()
+    assert begun.wait(60)
+    tensor = _mine(300_000)
+    dist.all_reduce(tensor)
+    assert torch.equal(tensor, _sum(300_000))
+    over.set()
+    thread.join()
+    assert results == [[]]
 
 
 def coalesced_forms() -> None:

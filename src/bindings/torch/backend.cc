@@ -87,7 +87,7 @@ std::function<void()> TorchBackend::hook(OpType type, uint64_t sequence) const {
 
 // The hook runs for the parts of a block when this ends.
 TorchBackend::TorchWorkPtr TorchBackend::wrap(TorchWork::Parts parts, OpType type, uint64_t sequence) {
-  auto hook_runs = coalesced_ ? nullptr : hook_runs_.begin(hook(type, sequence), parts.size());
+  auto hook_runs = blocks_.current() != nullptr ? nullptr : hook_runs_.begin(hook(type, sequence), parts.size());
   return c10::make_intrusive<TorchWork>(
       std::move(parts),
       TorchWork::Context{getRank(), type, sequence, type == OpType::BARRIER, timed_.load(std::memory_order_relaxed)},
@@ -109,7 +109,7 @@ auto TorchBackend::numbered(OpType type, const TorchCall& call, const Action& ac
 }
 
 TorchBackend::TorchWorkPtr TorchBackend::issue(TorchCall& call, OpType type, bool asynchronous) {
-  if (!asynchronous && !coalesced_) {
+  if (!asynchronous && blocks_.current() == nullptr) {
     auto hook = numbered(type, call, [&](uint64_t sequence) {
       auto made = this->hook(type, sequence);
       call.run();
@@ -119,7 +119,7 @@ TorchBackend::TorchWorkPtr TorchBackend::issue(TorchCall& call, OpType type, boo
     return nullptr;
   }
   auto [work, sequence] = numbered(type, call, [&](uint64_t number) { return std::pair(call.start(), number); });
-  if (coalesced_) coalesced_->push_back(work);
+  if (auto* block = blocks_.current()) block->push_back(work);
   TorchWork::Parts parts;
   parts.push_back(std::move(work));
   auto wrapped = wrap(std::move(parts), type, sequence);
@@ -138,10 +138,11 @@ TorchBackend::TorchWorkPtr TorchBackend::issue_all(std::vector<std::unique_ptr<T
     if (parts.empty() && !calls.front()->sent()) sequence_.compare_exchange_strong(sequence, sequence - 1);
     throw;
   }
-  if (coalesced_) coalesced_->append(parts.begin(), parts.end());
+  auto* block = blocks_.current();
+  if (block != nullptr) block->append(parts.begin(), parts.end());
   auto work = wrap(std::move(parts), type, sequence);
   if (asynchronous) return work;
-  if (!coalesced_) work->wait();
+  if (block == nullptr) work->wait();
   return nullptr;
 }
 
@@ -160,15 +161,14 @@ class TorchBackend::InBlock {
   const int before_ = std::uncaught_exceptions();
 };
 
-// Ends the block, if there is one. Its earlier calls go on.
+// Ends this thread's block, if there is one. Its earlier calls go on.
 void TorchBackend::break_off() noexcept {
-  if (!coalesced_) return;
-  broken_off_ = std::exchange(coalesced_, std::nullopt);
+  if (!blocks_.break_off()) return;
   try {
     const UnlockedIfHeld guard;
     end_batch();
   } catch (...) {
-    broken_off_.reset();  // these were not sent, but only the exception that ends the block can be raised
+    blocks_.take();  // these were not sent, but only the exception that ends the block can be raised
   }
 }
 
@@ -179,17 +179,15 @@ void TorchBackend::startCoalescing() {
     end_batch();  // of another group's block around this one, or that an exception has left
   }
   begin_batch();
-  broken_off_.reset();
-  coalesced_.emplace();
+  blocks_.begin();
 }
 
 TorchBackend::TorchWorkPtr TorchBackend::endCoalescing() {
-  if (!coalesced_ && !broken_off_)
-    throw Error(ErrorCode::InvalidArgument, "mcr: endCoalescing() without startCoalescing()");
-  auto parts = *std::exchange(coalesced_ ? coalesced_ : broken_off_, std::nullopt);
+  auto parts = blocks_.take();
+  if (!parts) throw Error(ErrorCode::InvalidArgument, "mcr: endCoalescing() without startCoalescing()");
   const UnlockedIfHeld guard;
   end_batch();
-  return wrap(std::move(parts), OpType::COALESCED, sequence_.load());
+  return wrap(std::move(*parts), OpType::COALESCED, sequence_.load());
 }
 
 // ---- collectives

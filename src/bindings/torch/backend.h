@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/torch/blocks.h"
 #include "bindings/torch/call.h"
 #include "bindings/torch/hook_runs.h"
 #include "bindings/torch/work.h"
@@ -19,8 +20,8 @@
 namespace mcr::python {
 
 /// torch's backend "mcr": every method is a call on the group. A call with asyncOp=false has ended when its method
-/// returns, and the method returns null, as torch's own backends do. From any thread; the calls between
-/// startCoalescing() and endCoalescing() come from one thread. If the group's calls are uniform, such a call is the
+/// returns, and the method returns null, as torch's own backends do. From any thread; startCoalescing() and
+/// endCoalescing() apply to the calls of their thread alone. If the group's calls are uniform, such a call is the
 /// library's own blocking call; in a group of any form it is started and polled, as other ranks may make it
 /// asynchronously.
 class TorchBackend final : public c10d::Backend {
@@ -118,8 +119,7 @@ class TorchBackend final : public c10d::Backend {
   const c10::intrusive_ptr<Options> options_;
   std::atomic<uint64_t> sequence_{0};
   std::atomic<bool> timed_{false};
-  std::optional<TorchWork::Parts> coalesced_;   // between startCoalescing() and endCoalescing()
-  std::optional<TorchWork::Parts> broken_off_;  // of a block that has ended with an error, until endCoalescing()
+  Blocks blocks_;
   PendingHookRuns hook_runs_;
   // The last part, and torch's store for it, which is one object for all types of devices.
   std::pair<c10::intrusive_ptr<c10d::Store>, c10::intrusive_ptr<TorchBackend>> split_;
