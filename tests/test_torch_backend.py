@@ -65,6 +65,7 @@ ON_RANKS: dict[str, tuple[Callable[..., None], int]] = {  # function, ranks
     "use": (torch_backend.use, 2),
     "options": (torch_groups.options, 3),
     "splitting": (torch_groups.splitting, 3),
+    "splitting with names": (torch_groups.splitting_with_names, 3),
     "names": (torch_groups.names, 3),
     "made again": (torch_groups.made_again, 3),
     "handles": (torch_groups.handles, 3),

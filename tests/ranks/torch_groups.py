@@ -133,6 +133,26 @@ def splitting() -> None:
     dist.barrier()
 
 
+def splitting_with_names() -> None:
+    """Several parts may have one name, and the members of a part may name it differently."""
+    session.start()
+    world, rank = dist.group.WORLD, dist.get_rank()
+    assert world is not None
+    for ranks, name in (([0, 1], "pair"), ([1, 2], "pair"), ([0, 1], f"pair of {rank}"), (list(range(3)), "pair")):
+        part = world.split_group(
+            ranks,
+            timeout=timedelta(seconds=20),
+            opts=mcr_dl.Options(backends=["gloo"]),
+            group_name=name,
+        )
+        assert (part is not None) == (rank in ranks)
+        if part is not None:
+            tensor = torch.ones(2)
+            part.allreduce([tensor]).wait()
+            assert tensor.tolist() == [len(ranks)] * 2
+    dist.barrier()
+
+
 def handles() -> None:
     """Groups are torch's process groups, one for each, known to both sides until they are destroyed."""
     session.start()

@@ -24,6 +24,7 @@ from mcr_dl.runtime import changes, core_groups, lines, state
 # Whether torch can make groups whose ranks are in another order than the global ones.
 ANY_ORDER = "sort_ranks" in inspect.signature(torch_dist.new_group).parameters
 
+_LONGEST = 32  # characters of a part's ranks in its name
 _expected: _C.Group | None = None  # the group behind the process group that torch is making now
 
 
@@ -284,12 +285,18 @@ def _has_ended(group: _C.Group) -> bool:
     return state.find(group.name()) is not group
 
 
-def split(parent: _C.Group, ranks: Sequence[int], name: str, timeout: timedelta, options: Any) -> Any:
-    """Make the backend of a part of the group; its members call, with ranks of the parent."""
-    turn = state.current().count(f"torch split {parent.group_name} {name}")
-    members = [parent.ranks[rank] for rank in ranks]  # several parts may have one name
+def split(parent: _C.Group, ranks: Sequence[int], timeout: timedelta, options: Any) -> Any:
+    """Make the backend of a part of the group; its members call, with ranks of the parent.
+
+    Its name comes from the members, each of which makes every part of these: torch's name may differ between them, or
+    be another part's too.
+    """
+    members = [parent.ranks[rank] for rank in ranks]
+    text = "_".join(map(str, members))
+    part = text if len(text) <= _LONGEST else hashlib.sha256(text.encode()).hexdigest()[:16]
+    turn = state.current().count(f"torch split {parent.name()} {part}")
     names = lines.that_fit(_chosen(options) or parent.backends, members)
-    group = factory.make_group(f"{parent.group_name}/torch-{name}-{members[0]}-{turn}", members, names, timeout)
+    group = factory.make_group(f"{parent.name()}/torch-{part}-{turn}", members, names, timeout)
     _agree_on_form(group, options, parent)
     return _C.TorchBackend(group, list(group.backends))
 

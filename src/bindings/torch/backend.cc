@@ -37,16 +37,6 @@ void expect_equal_lengths(std::size_t outputs, std::size_t inputs) {
                                               ", got " + std::to_string(outputs));
 }
 
-// Older torch has no such name.
-template <class Options>
-std::string name_in(const Options& options) {
-  if constexpr (requires { options.group_name; }) {
-    return options.group_name;
-  } else {
-    return "part";
-  }
-}
-
 // Calls that need the runtime, not only the group.
 py::object runtime(const char* function) { return py::module_::import("mcr_dl.groups.torch_groups").attr(function); }
 
@@ -401,7 +391,7 @@ c10::intrusive_ptr<c10d::Backend> TorchBackend::split(const c10::intrusive_ptr<c
   if (std::ranges::find(ranks, getRank()) == ranks.end()) return nullptr;
   const Locked locked;
   if (store == nullptr || store != split_.first) {  // else torch asks for another type of device
-    auto part = runtime("split")(py::cast(group_), ranks, name_in(*opts), opts->timeout, py::cast(opts));
+    auto part = runtime("split")(py::cast(group_), ranks, opts->timeout, py::cast(opts));
     split_ = {store, part.cast<c10::intrusive_ptr<TorchBackend>>()};
   }
   return split_.second;
