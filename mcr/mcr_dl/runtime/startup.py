@@ -37,8 +37,9 @@ class Agreed:
 def agree(
     store: torch_dist.Store, rank: int, size: int, wanted: list[str], problem: str = "", memory: str | None = None
 ) -> Agreed:
-    """The backends that all ranks start: the named ones, or else those of ``auto``, for that ``memory`` or for any, that
-    every rank can use.
+    """The backends that all ranks start: the named ones, or else those of ``auto`` that every rank can use.
+
+    ``memory``: of a device, as "cpu": ``auto`` has only backends that take it.
 
     Every rank calls this, also one with a ``problem``, which all ranks then raise as an InvalidArgumentError. Warns on
     every rank of a backend that is left out although some rank has it. Raises BackendUnavailableError on every rank if
