@@ -322,6 +322,15 @@ def alone(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("ranks", [[0.9], ["0"], [None]])
+def test_ranks_that_are_no_whole_numbers(ranks: Any) -> None:
+    with pytest.raises(InvalidTypeError, match=r"^ranks: expected whole numbers, got"):
+        mcr_dl.new_group(ranks)
+    with pytest.raises(InvalidTypeError, match=r"^split_ranks: expected whole numbers, got"):
+        mcr_dl.split_group(split_ranks=[ranks])
+
+
+@pytest.mark.usefixtures("alone")
 def test_timeouts_in_seconds() -> None:
     """Wherever a group is made, as in calls."""
     made = [mcr_dl.group.WORLD, mcr_dl.new_group([0], timeout=0.25), mcr_dl.split_group(split_ranks=[[0]], timeout=3)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import operator
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -22,7 +23,12 @@ from mcr_dl.runtime import handles, lines, state
 
 
 def _check_ranks(ranks: Iterable[int], size: int, what: str = "ranks") -> list[int]:
-    checked = [int(rank) for rank in ranks]
+    given = list(ranks)
+    try:
+        checked = list(map(operator.index, given))
+    except TypeError:
+        message = f"{what}: expected whole numbers, got {given}"
+        raise InvalidTypeError(message) from None
     if len(set(checked)) != len(checked):
         message = f"{what}: expected each rank once, got {checked}"
         raise InvalidArgumentError(message)
@@ -75,8 +81,9 @@ def new_group(
 
     Returns: the group, or torch.distributed.GroupMember.NON_GROUP_MEMBER on ranks that are not members.
 
-    Raises InvalidArgumentError for wrong ranks or backends, BackendUnavailableError if a backend cannot be used,
-    UnsupportedError for an order of ranks that torch cannot make. Source: torch.distributed.new_group.
+    Raises InvalidArgumentError for wrong ranks or backends, InvalidTypeError for ranks that are no whole numbers,
+    BackendUnavailableError if a backend cannot be used, UnsupportedError for an order of ranks that torch cannot make.
+    Source: torch.distributed.new_group.
     """
     del device_id
     _check_description(group_desc)
