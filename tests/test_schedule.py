@@ -355,6 +355,8 @@ def test_pieces() -> None:
     names = [[[each.name for each in piece.parameters] for piece in layer] for layer in layers]
     assert names[:2] == [[["scale"]], [["first.weight", "first.bias"]]]
     assert names[2] == [["inner.0.weight"], ["inner.0.bias"]]
+    assert names[4] == [["side.weight"], ["side.unused"]]
+    assert [each.index for layer in layers for piece in layer for each in piece.parameters] == [*range(13)]
     assert owned[model.tied] == owned[model.inner[0]]
     assert sum(piece.nbytes for layer in layers for piece in layer) == 4 * sum(
         value.numel() for value in model.parameters()

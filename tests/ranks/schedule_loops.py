@@ -56,6 +56,18 @@ OPTIMIZERS: dict[str, Optimizers] = {
 }
 
 
+class Side(nn.Module):
+    """A small parameter that nothing uses, declared before a large one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Parameter(torch.ones(1))
+        self.weight = nn.Parameter(torch.randn(160, 160) / 13)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight
+
+
 class Network(nn.Module):
     """A shared weight, parameters of a module with children, a layer that only some steps use, large and small ones."""
 
@@ -66,7 +78,7 @@ class Network(nn.Module):
         self.inner = nn.Sequential(nn.Linear(160, 160), nn.ReLU(), nn.LayerNorm(160))
         self.tied = nn.Linear(160, 160, bias=False)
         self.tied.weight = self.inner[0].weight
-        self.side = nn.Linear(160, 160)
+        self.side = Side()
         self.never = nn.Linear(3, 3)
         self.last = nn.Linear(160, 4)
 

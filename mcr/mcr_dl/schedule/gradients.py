@@ -22,11 +22,14 @@ Hyperparameters = dict[str, Any]
 
 @dataclass(eq=False)
 class Parameter:
-    """A parameter, and its gradient between the backward pass and the update."""
+    """A parameter, and its gradient between the backward pass and the update.
+
+    ``index``: among the parameters of all pieces, in the order of these.
+    """
 
     name: str
     value: nn.Parameter
-    index: int
+    index: int = 0
     gradient: torch.Tensor | None = None
     guard: torch.Tensor | None = None  # what ``value.grad`` is until the gradient is reduced
     fresh: bool = False  # the last backward pass has added to the gradient, on this rank
@@ -220,19 +223,19 @@ def pieces_of(module: nn.Module) -> tuple[list[list[Piece]], dict[nn.Module, lis
     layers: list[list[Piece]] = []
     owner: dict[nn.Parameter, int] = {}
     owned: dict[nn.Module, list[int]] = {}
-    count = 0
     for path, each in module.named_modules():
         own = [(name, value) for name, value in each.named_parameters(recurse=False) if value.requires_grad]
         fresh = []
         for name, value in own:
             if value not in owner:
                 owner[value] = len(layers)
-                fresh.append(Parameter(f"{path}.{name}" if path else name, _supported(value), count))
-                count += 1
+                fresh.append(Parameter(f"{path}.{name}" if path else name, _supported(value)))
         if own:
             owned[each] = sorted({owner[value] for _, value in own})
         if fresh:
             layers.append(_pieces(fresh))
+    for index, each in enumerate(each for layer in layers for piece in layer for each in piece.parameters):
+        each.index = index
     return layers, owned
 
 
