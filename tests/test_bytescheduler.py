@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from harness import Pools
+from mcr_dl.groups import torch_groups
 from mcr_dl.schedule import checks
-from ranks import schedule, schedule_defects, schedule_loops
+from ranks import schedule, schedule_defects, schedule_loops, schedule_programs
 
 # ---- training: the cases of a pool share two lives of the runtime, which take longer than the steps
 
@@ -45,6 +46,12 @@ def test_every_backend(pools: Pools, size: int) -> None:
 def test_part_of_the_ranks(pools: Pools, candidate: str) -> None:
     """Two ranks of three train."""
     pools.get("processes", 3).run(schedule.part_of_the_ranks, candidate, limit=120)
+
+
+@pytest.mark.skipif(not torch_groups.ANY_ORDER, reason="this torch sorts the ranks of a group")
+def test_group_in_another_order(pools: Pools) -> None:
+    """All state is the first rank's."""
+    pools.get("processes", 2).run(schedule_programs.group_in_another_order, limit=60)
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -17,10 +17,8 @@ from torch.optim import Optimizer
 
 from mcr_dl import _C
 from mcr_dl.base.errors import McrError, UnsupportedError
-from mcr_dl.groups import default_group, making
-from mcr_dl.passes import chain
 from mcr_dl.runtime import handles, state
-from mcr_dl.schedule import buffers, checks, choosing, guard, hooks, planning, timeline
+from mcr_dl.schedule import buffers, checks, choosing, guard, hooks, own_groups, planning, timeline
 from mcr_dl.schedule.gradients import Parameter, Piece, in_order, joined
 from mcr_dl.schedule.issue import Issuer, Partition, Transfers
 from mcr_dl.schedule.leader import Leader
@@ -95,12 +93,12 @@ class ByteScheduler(nn.Module):
         _C.all_reduce(torch.zeros(1, dtype=torch.int, device="cpu"), group=self._outer, backend=backend)  # checks it
         self.module = module
         self.broadcast_buffers = broadcast_buffers
-        self._core = self._new_group()
+        self._core = own_groups.like(self._outer)
         self._own_pieces = [piece for layer in self._own_layers for piece in layer]
         self._values = [each for piece in self._own_pieces for each in piece.parameters]
         self._transfers = Transfers(self._core, backend, form == "reduce_scatter")
         limits = checks.limit("partition", partition), checks.limit("credit", credit)
-        leader = Leader(self._new_group(), backend) if order == "leader" else None
+        leader = Leader(own_groups.like(self._outer), backend) if order == "leader" else None
         kind = "simulation" if leader else tuning
         self._choice = choosing.Choice(self._transfers, kind, limits)
         self._issuer = Issuer(self._transfers.start, leader)
@@ -116,13 +114,6 @@ class ByteScheduler(nn.Module):
         self._install(owned)
 
     # ---- start and end
-
-    def _new_group(self) -> Any:
-        outer = self._outer
-        made = making.new_group(outer.ranks, outer.timeout, outer.backends, use_local_synchronization=True)
-        core = handles.core_group(made)
-        chain.reserve(core)
-        return core
 
     def _reset(self, owned: dict[nn.Module, list[int]]) -> None:
         """The state before the first step."""
@@ -201,9 +192,7 @@ class ByteScheduler(nn.Module):
 
     def _end_groups(self) -> None:
         leader = self._issuer.leader
-        for group in (self._core, *([leader.group] if leader else [])):
-            if not group._closed:
-                default_group.destroy_process_group(group)
+        own_groups.end([self._core, *([leader.group] if leader else [])])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ByteScheduler:
         """Raises UnsupportedError: a group has no copy."""
