@@ -87,6 +87,11 @@ def test_steps_are_traced(pools: Pools, tmp_path: Path) -> None:
     pools.get("processes", 2).run(schedule.steps_are_traced, str(tmp_path), limit=120)
 
 
+def test_part_of_the_model_in_inference_mode(pools: Pools) -> None:
+    """After a step."""
+    pools.get("processes", 2).run(schedule_programs.part_of_the_model_in_inference_mode, limit=60)
+
+
 # ---- the defects of the public code (bytescheduler branch of byteps)
 
 

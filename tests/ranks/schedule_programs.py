@@ -30,3 +30,20 @@ def group_in_another_order() -> None:
         assert torch.equal(model[0].weight, torch.full((2, 2), float(first)))
         assert torch.equal(model[1].running_mean, torch.full((2,), float(first)))
         scheduler.close()
+
+
+def part_of_the_model_in_inference_mode() -> None:
+    """Makes the first updates of its own parameters, and with them a state of the optimizer that later updates use."""
+    with life("mcr"):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        optimizer = torch.optim.Adam(model.parameters())
+        scheduler = ByteScheduler(model, optimizer)
+        for _ in range(3):
+            scheduler(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.inference_mode():
+                model[0](torch.ones(2, 4))
+        scheduler.close()
+        tensors = [each for state in optimizer.state.values() for each in state.values()]
+        assert not any(each.is_inference() for each in tensors)

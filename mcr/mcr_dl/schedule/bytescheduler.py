@@ -281,7 +281,8 @@ class ByteScheduler(nn.Module):
         for layer in layers:
             for piece in self._layers[layer]:
                 if piece.due is not None:
-                    self._finish(piece, partial(self._update_complete, piece) if others else None)
+                    with outside_inference():
+                        self._finish(piece, partial(self._update_complete, piece) if others else None)
 
     def _update_complete(self, waiting: Piece | None = None) -> bool:
         """Update all complete pieces together, but not the one that is waited for; False if there are none."""
