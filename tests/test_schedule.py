@@ -322,6 +322,29 @@ def test_broken_settings(cached: Path, caplog: pytest.LogCaptureFixture, text: s
     assert kept.load("model", "shortlist") == SETTINGS
 
 
+def test_one_broken_entry(cached: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Is reported and dropped; the others stay."""
+    kept.store("other", SETTINGS)
+    document = json.loads(cached.read_text())
+    document["schedules"]["model"] = {**vars(SETTINGS), "partition": 1025}
+    cached.write_text(json.dumps(document))
+    assert kept.load("model", "shortlist") is None
+    assert "schedules.model" in caplog.text
+    kept.store("model", SETTINGS)
+    assert kept.load("model", "shortlist") == kept.load("other", "shortlist") == SETTINGS
+
+
+@pytest.mark.usefixtures("cached")
+@pytest.mark.parametrize("point", [(17.3, 1.37), (16.0, 0.01), (22.9, 2.99)])
+def test_settings_of_a_search_are_kept(point: tuple[float, float]) -> None:
+    """Wherever the search finds them."""
+    partition, credit = point
+    settings = search._settings({"partition": partition, "credit": credit, "join": 15.3})
+    found = kept.Kept(settings[0], settings[1], settings[2], True, "bayesian")
+    kept.store("model", found)
+    assert kept.load("model", "bayesian") == found
+
+
 def test_settings_that_cannot_be_written(cached: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Are lost, which the log says."""
     cached.parent.write_text("no folder")

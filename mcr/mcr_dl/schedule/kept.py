@@ -27,13 +27,14 @@ from mcr_dl.tables.host import host
 
 FORMAT, VERSION = "mcr-dl schedules", 1
 MOST = 200  # models; the oldest ones leave
-_LIMIT = {"anyOf": [{"const": None}, {"type": "integer", "minimum": 1024, "multipleOf": 16}]}  # whole elements
+_PARTITION = {"anyOf": [{"const": None}, {"type": "integer", "minimum": 1024, "multipleOf": 16}]}  # whole elements
+_CREDIT = {"anyOf": [{"const": None}, {"type": "integer", "minimum": 1024}]}
 _ENTRY = {
     "type": "object",
     "properties": {
         "join": {"type": "integer", "minimum": 0},
-        "partition": _LIMIT,
-        "credit": _LIMIT,
+        "partition": _PARTITION,
+        "credit": _CREDIT,
         "priorities": {"type": "boolean"},
         "tuning": {"type": "string"},
     },
@@ -45,7 +46,7 @@ _SCHEMA = {
     "properties": {
         "format": {"const": FORMAT},
         "version": {"const": VERSION},
-        "schedules": {"type": "object", "additionalProperties": _ENTRY},
+        "schedules": {"type": "object"},
     },
     "required": ["format", "version", "schedules"],
 }
@@ -116,10 +117,18 @@ def store(name: str, found: Kept) -> None:
 
 
 def _entries() -> dict[str, Any]:
-    """Raises McrError for a file of another kind, and ModuleNotFoundError without jsonschema."""
+    """Without those that are wrong, which the log names.
+
+    Raises McrError for a file of another kind, and ModuleNotFoundError without jsonschema.
+    """
     if not os.path.exists(path()):  # Path.exists raises if a folder may not be searched
         return {}
     file = f"schedules {path()}"
     document = documents.read(path(), file, limit=documents.MIB, again="remove the file")
-    entries: dict[str, Any] = documents.check(document, _SCHEMA, file)["schedules"]
+    entries = {}
+    for name, entry in documents.check(document, _SCHEMA, file)["schedules"].items():
+        try:
+            entries[name] = documents.check(entry, _ENTRY, f"{file}: schedules.{name}")
+        except McrError as error:
+            _log.warning("ByteScheduler: settings of an earlier job cannot be used: %s", error)
     return entries
