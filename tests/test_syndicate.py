@@ -297,3 +297,8 @@ def test_slower_iterations(pools: Pools) -> None:
 def test_refused(pools: Pools) -> None:
     """Passes that issue calls by themselves."""
     pools.get("processes", 2).run(syndicate.refused, limit=60)
+
+
+def test_refused_on_one_rank(pools: Pools) -> None:
+    """One error on all ranks."""
+    pools.get("processes", 2).run(syndicate.refused_on_one_rank, limit=60)

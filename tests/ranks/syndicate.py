@@ -16,7 +16,7 @@ import torch
 from torch.distributed import PrefixStore
 
 import mcr_dl
-from mcr_dl.base.errors import UnsupportedError
+from mcr_dl.base.errors import InvalidArgumentError, UnsupportedError
 from mcr_dl.planner import motifs, options
 from mcr_dl.runtime import state
 from mcr_dl.schedule import Syndicate, step
@@ -355,3 +355,22 @@ def refused() -> None:
     mcr_dl.all_reduce(value)
     assert torch.equal(value, torch.full((2,), float(mcr_dl.get_world_size())))
     mcr_dl.set_passes([])
+
+
+def refused_on_one_rank() -> None:
+    """One rank has a group that cannot be planned: every rank gets an error that names it, and none waits."""
+    session.start()
+    group = mcr_dl.new_group([0])
+    first = mcr_dl.get_rank() == 0
+    if first:
+        mcr_dl.set_passes(["fuse"], group)
+    text = "expected a group without the pass fuse"
+    kind, found = (UnsupportedError, text) if first else (InvalidArgumentError, f"rank 0: .*{text}")
+    with pytest.raises(kind, match=found), Syndicate():
+        pass
+    assert mcr_dl.get_passes() == []
+    if first:
+        mcr_dl.destroy_process_group(group)
+    with Syndicate():
+        assert "schedule" in mcr_dl.get_passes()
+    assert mcr_dl.get_passes() == []

@@ -128,16 +128,17 @@ def _compare(values: list[Any]) -> None:
     agreement.require_equal("passes", values)
 
 
-def _agree(group: _C.Group, passes: Iterable[str | Specification] | None) -> list[Specification]:
+def _agree(
+    group: _C.Group, passes: Iterable[str | Specification] | None, problem: Exception | None = None
+) -> list[Specification]:
     """Agree on the list of all ranks. A wrong list on one rank raises on every rank: else the others would wait."""
     found: list[Specification] = []
     terms: list[Any] = []
-    problem: Exception | None = None
     try:
         found = specify(passes)
         terms = terms_of(found)
     except (InvalidArgumentError, InvalidTypeError) as error:
-        problem = error
+        problem = problem or error
     changes.agree(group, "set_passes", terms, _compare, problem=problem)
     return found
 
@@ -184,13 +185,13 @@ def _put(group: _C.Group, specifications: list[Specification]) -> None:
     _C.set_passes(group, _made(group, specifications))
 
 
-def add(group: _C.Group, specifications: list[Specification]) -> set[str]:
+def add(group: _C.Group, specifications: list[Specification], problem: Exception | None = None) -> set[str]:
     """Add passes behind those of a group, and the log, if it is among them, before these. As ``set_passes``.
 
-    Returns the names of those that the group did not have.
+    ``problem``: why this rank cannot; every rank then raises. Returns the names of those that the group did not have.
     """
     names = [station.name for station in _C.passes(group)]
-    wanted = [entry for entry in _agree(group, specifications) if entry.name not in names]
+    wanted = [entry for entry in _agree(group, specifications, problem) if entry.name not in names]
     require_plannable([*names, *(entry.name for entry in wanted)])
     _synchronize_together(group)
     first = [entry for entry in wanted if entry.name == Log.name]

@@ -130,17 +130,16 @@ class Syndicate:
     def __enter__(self) -> Syndicate:
         """Plan the calls of all groups from now on, and of those made later."""
         current = state.current()
-        if any(each.name == self.name for each in current.passes):
-            message = "Syndicate: expected no other Syndicate, got one that is active: leave its `with` block first"
-            raise InvalidArgumentError(f"{message}, or unset MCR_DL_SCHEDULE")
         groups = [group for group in state.living() if not state.is_shadow(group.name())]
-        for group in groups:
-            chain.require_plannable(
-                [*(each.name for each in _C.passes(group)), *(each.name for each in current.passes), self.name]
-            )
-            chain.require_free(group)
+        problem: McrError | None = None
+        try:
+            self._require_possible(groups)
+        except McrError as error:  # other ranks need not have it, and would wait for this one: they have other groups
+            problem = error
         while _unfinished:
             _unfinished.pop()._withdraw()
+        if problem is not None:
+            chain.add(groups[0], [Log(), self], problem)
         self._current, self._before = current, current.passes
         self._inside: list[chain.Specification] = [self]
         try:
@@ -151,6 +150,18 @@ class Syndicate:
             raise
         current.passes = self._inside = [*chain.with_log(current.passes), self]
         return self
+
+    def _require_possible(self, groups: list[_C.Group]) -> None:
+        """Raise an error if this rank cannot plan the calls of its groups."""
+        passes = state.current().passes
+        if any(each.name == self.name for each in passes):
+            message = "Syndicate: expected no other Syndicate, got one that is active: leave its `with` block first"
+            raise InvalidArgumentError(f"{message}, or unset MCR_DL_SCHEDULE")
+        for group in groups:
+            chain.require_plannable(
+                [*(each.name for each in _C.passes(group)), *(each.name for each in passes), self.name]
+            )
+            chain.require_free(group)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
