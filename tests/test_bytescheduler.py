@@ -60,6 +60,12 @@ def test_buffers(pools: Pools, size: int) -> None:
     pools.get("processes", size).run(schedule.buffers_are_those_of_ddp, limit=120)
 
 
+@pytest.mark.parametrize("backend", ["mpi", "gloo"])
+def test_buffers_and_a_rank_that_waits_for_updates(pools: Pools, backend: str) -> None:
+    """The other ranks wait for that rank's buffers with partitions that are not issued yet."""
+    pools.get("processes", 2).run(schedule_programs.one_rank_waits_for_updates, backend, limit=120)
+
+
 def test_every_tuning(pools: Pools) -> None:
     """The plan changes while the job trains, and the weights do not."""
     cases = [schedule.Case("long", limits="auto", tuning=kind) for kind in checks.TUNING]

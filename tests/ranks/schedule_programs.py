@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -14,6 +17,43 @@ from ranks.torch_training import life
 
 def _sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+class Around(torch.optim.Optimizer):
+    """An optimizer that leaves the updates to another one."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, inner.defaults)
+        self.inner = inner
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        """As the other one."""
+        return self.inner.step(closure)
+
+
+class _Fixed(torch.optim.SGD):
+    """Whose step cannot be replaced."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "step":
+            raise AttributeError("step is fixed")
+        super().__setattr__(name, value)
+
+
+def not_made() -> None:
+    """An error in the constructor leaves no hook with the model, and no group."""
+    with life("mcr"):
+        model = nn.Linear(4, 4)
+        before = len(mcr_dl.runtime.state.living())
+        with pytest.raises(AttributeError, match="step is fixed"):
+            ByteScheduler(model, _Fixed(model.parameters(), lr=0.1))
+        assert len(mcr_dl.runtime.state.living()) == before
+        assert not model._forward_pre_hooks
+        assert not model._forward_hooks
+        assert not model._state_dict_pre_hooks
+        assert not model.weight._post_accumulate_grad_hooks
+        model(torch.ones(2, 4)).sum().backward()
+        assert type(model.weight.grad) is torch.Tensor
 
 
 def group_in_another_order() -> None:
@@ -47,3 +87,19 @@ def part_of_the_model_in_inference_mode() -> None:
         scheduler.close()
         tensors = [each for state in optimizer.state.values() for each in state.values()]
         assert not any(each.is_inference() for each in tensors)
+
+
+def one_rank_waits_for_updates(backend: str) -> None:
+    """One rank alone saves the state of a model with buffers after each step, of which little is issued by then."""
+    with life("mcr"):
+        model = nn.Sequential(nn.Linear(256, 256), nn.BatchNorm1d(256), *(nn.Linear(256, 256) for _ in range(4)))
+        optimizer = _sgd(model)
+        group = mcr_dl.new_group(backend=backend, timeout=30)
+        scheduler = ByteScheduler(model, optimizer, partition=4096, credit=4096, group=group)
+        for step in range(12):
+            scheduler(torch.randn(4, 256)).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if step > 5 and dist.get_rank() == 0:
+                scheduler.state_dict()
+        scheduler.close()

@@ -29,7 +29,9 @@ def broadcast(buffers: Iterable[torch.Tensor], group: _C.Group) -> None:
         return
     with torch.no_grad():
         flat = torch.cat([each.contiguous().view(-1).view(torch.uint8) for each in given])
-        _C.broadcast(flat, group.ranks[0], group)
+        # Asynchronous, because a blocking call of MPI keeps this rank's other threads from issuing the partitions that
+        # are left of the last step, for which another rank may wait before it comes here.
+        _C.broadcast(flat, group.ranks[0], group, True).wait()
         if group.rank() == 0:
             return
         place = 0
