@@ -115,6 +115,11 @@ def test_mistakes(pools: Pools) -> None:
     pools.get("processes", 2).run(schedule_defects.mistakes, limit=120)
 
 
+def test_not_made(pools: Pools) -> None:
+    """The constructor fails."""
+    pools.get("processes", 2).run(schedule_programs.not_made, limit=60)
+
+
 def test_sparse_gradients(pools: Pools) -> None:
     """Are refused when the first one comes."""
     pools.get("processes", 2).run(schedule_defects.sparse_gradients, limit=60)

@@ -23,6 +23,7 @@ import mcr_dl
 from mcr_dl.base.errors import InvalidArgumentError, McrError, UnsupportedError
 from mcr_dl.schedule import ByteScheduler, planning, tuning
 from mcr_dl.schedule.issue import Issuer, Partition
+from ranks.schedule_programs import Around
 from ranks.torch_training import life
 
 
@@ -265,6 +266,7 @@ def mistakes() -> None:
             (model, _sgd(model), {"backend": "mpy"}, "mpy"),
             (model, _sgd(nn.Linear(4, 4)), {}, "expected an optimizer of the model's parameters"),
             (model, torch.optim.LBFGS(model.parameters()), {}, "got LBFGS"),
+            (model, Around(_sgd(model)), {}, "got Around, whose 'inner' is a SGD: pass that one"),
             (model, None, {}, "got Linear and NoneType"),
             (model.requires_grad_(False), _sgd(model), {}, "expected a model with parameters that need gradients"),
             (compiled, _sgd(compiled), {}, "0 is compiled"),

@@ -104,14 +104,16 @@ class ByteScheduler(nn.Module):
         self._issuer = Issuer(self._transfers.start, leader)
         self._updates = Updates(optimizer)
         self._optimizer = optimizer
+        self._gates = hooks.Gates(module, self._enter, self._need)
         self._hooks: list[Any] = []
         try:
             self._reset(owned)
             buffers.begin(module, self._core)
+            self._install(owned)
         except BaseException:
+            self._remove_hooks()
             self._end_groups()
             raise
-        self._install(owned)
 
     # ---- start and end
 
@@ -142,14 +144,11 @@ class ByteScheduler(nn.Module):
 
     def _install(self, owned: dict[nn.Module, list[int]]) -> None:
         root, optimizer = self.module, self._optimizer
-        self._gates = hooks.Gates(root, self._enter, self._need)
         self._gates.add(owned)
-        self._hooks = [
-            hooks.after_forward(root, lambda: setattr(self, "_clock", time.perf_counter_ns())),
-            *hooks.of_gradients(self._values, self._before_gradient, self._gradient),
-            *hooks.of_states(root, optimizer, self._drain),
-            hooks.Step(optimizer, self._step, self),
-        ]
+        self._hooks.append(hooks.after_forward(root, lambda: setattr(self, "_clock", time.perf_counter_ns())))
+        self._hooks += hooks.of_gradients(self._values, self._before_gradient, self._gradient)
+        self._hooks += hooks.of_states(root, optimizer, self._drain)
+        self._hooks.append(hooks.Step(optimizer, self._step, self))
         state.current().before_end(self._core.name(), self._at_end)
 
     def _at_end(self) -> None:
@@ -182,13 +181,16 @@ class ByteScheduler(nn.Module):
             if not self._issuer.failed:
                 self._drain("close()")
         finally:
-            self._gates.remove()
-            for hook in self._hooks:
-                hook.remove()
-            self._hooks = []
+            self._remove_hooks()
             for piece in self._pieces if self._issuer.failed else ():
                 piece.forget()
             self._end_groups()
+
+    def _remove_hooks(self) -> None:
+        self._gates.remove()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
 
     def _end_groups(self) -> None:
         leader = self._issuer.leader

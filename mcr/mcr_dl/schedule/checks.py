@@ -55,6 +55,14 @@ def model_and_optimizer(module: object, optimizer: object) -> None:
             f"{type(optimizer).__name__}; use DistributedDataParallel with it"
         )
         raise UnsupportedError(message)
+    for name, each in vars(optimizer).items():
+        if isinstance(each, Optimizer):
+            message = (
+                "ByteScheduler: expected an optimizer that makes its updates itself, got "
+                f"{type(optimizer).__name__}, whose {name!r} is a {type(each).__name__}: pass that one, or use "
+                "DistributedDataParallel"
+            )
+            raise UnsupportedError(message)
     for path, each in module.named_modules():
         _module(path or "the model", each)
     values = {value for value in module.parameters() if value.requires_grad}

@@ -57,7 +57,7 @@ class Gates:
 
     def remove(self) -> None:
         """Call nothing any more."""
-        for hook in [*self._hooks, self._first]:
+        for hook in [*self._hooks, *([] if self._first is None else [self._first])]:
             hook.remove()
         self._hooks, self.modules = [], []
 
