@@ -135,6 +135,12 @@ def test_closed_after_a_failure(pools: Pools) -> None:
     pools.get("processes", 2).run(schedule_defects.closed_after_a_failure, limit=120)
 
 
+def test_closed_after_an_exception_in_the_backward_pass(pools: Pools) -> None:
+    """Model and optimizer can be used again."""
+    run = schedule_programs.closed_after_an_exception_in_the_backward_pass
+    pools.get("processes", 2).run(run, limit=120)
+
+
 def test_closed(pools: Pools) -> None:
     """Nothing of ByteScheduler stays with the model, its copies or its optimizer."""
     pools.get("processes", 2).run(schedule_defects.closed, limit=120)

@@ -56,6 +56,34 @@ def not_made() -> None:
         assert type(model.weight.grad) is torch.Tensor
 
 
+def closed_after_an_exception_in_the_backward_pass() -> None:
+    """On all ranks: model and optimizer can be used again, and wrapped again."""
+    with life("mcr"):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        optimizer = _sgd(model)
+        scheduler = ByteScheduler(model, optimizer)
+
+        def fail(_: torch.Tensor) -> None:
+            raise ValueError("of the program")
+
+        hook = model[0].weight.register_hook(fail)
+        with pytest.raises(ValueError, match="of the program"):
+            scheduler(torch.ones(2, 4)).sum().backward()
+        hook.remove()
+        scheduler.close()
+        assert [value.grad for value in model[1].parameters()] == [None, None]
+        optimizer.zero_grad(set_to_none=False)
+        again = ByteScheduler(model, optimizer)
+        for _ in range(5):
+            again(torch.ones(2, 4) * dist.get_rank()).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        again.close()
+        weights: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(weights, model[0].weight.tolist())
+        assert weights[0] == weights[1]
+
+
 def group_in_another_order() -> None:
     """Parameters and buffers come from the first rank of the group, which is not the lowest one."""
     with life("mcr"):

@@ -153,7 +153,7 @@ class ByteScheduler(nn.Module):
 
     def _at_end(self) -> None:
         """The job or the group ends."""
-        if self._issuer.failed:  # which has been raised
+        if self._issuer.failed or self._broken_off():  # which has been raised
             return
         try:
             self._drain("the end")
@@ -175,14 +175,16 @@ class ByteScheduler(nn.Module):
     def close(self) -> None:
         """Finish all updates, and give the model and the optimizer back as they were: a collective over the group.
 
-        After an operation has failed, as on a lost rank, the updates that wait for it are not made.
+        After an operation has failed, as on a lost rank, or an exception in the backward pass, the updates that wait
+        for it are not made.
         """
+        broken_off = self._broken_off()
         try:
-            if not self._issuer.failed:
+            if not (self._issuer.failed or broken_off):
                 self._drain("close()")
         finally:
             self._remove_hooks()
-            for piece in self._pieces if self._issuer.failed else ():
+            for piece in self._pieces if self._issuer.failed or broken_off else ():
                 piece.forget()
             self._end_groups()
 
@@ -258,9 +260,12 @@ class ByteScheduler(nn.Module):
         if self.broadcast_buffers and self._synchronizes:
             buffers.broadcast(self.module.buffers(), self._outer)
 
+    def _broken_off(self) -> bool:
+        """Whether an exception in a backward pass has left gradients that this rank never gave to the others."""
+        return self._open and not hooks.in_backward_pass()
+
     def _require_complete_backward(self) -> None:
-        """An exception in a backward pass leaves gradients that this rank never gave to the others."""
-        if self._open and not hooks.in_backward_pass():
+        if self._broken_off():
             raise McrError(checks.BROKEN_OFF)
 
     def _need(self, layers: list[int]) -> None:
