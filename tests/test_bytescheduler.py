@@ -141,6 +141,11 @@ def test_closed_after_an_exception_in_the_backward_pass(pools: Pools) -> None:
     pools.get("processes", 2).run(run, limit=120)
 
 
+def test_dropped(pools: Pools) -> None:
+    """Without close()."""
+    pools.get("processes", 2).run(schedule_programs.dropped, limit=60)
+
+
 def test_closed(pools: Pools) -> None:
     """Nothing of ByteScheduler stays with the model, its copies or its optimizer."""
     pools.get("processes", 2).run(schedule_defects.closed, limit=120)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -82,6 +84,24 @@ def closed_after_an_exception_in_the_backward_pass() -> None:
         weights: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(weights, model[0].weight.tolist())
         assert weights[0] == weights[1]
+
+
+def dropped() -> None:
+    """Without close(): nothing keeps the model and the object, once the program has forgotten them."""
+    with life("mcr"):
+
+        def trained() -> list[weakref.ref[Any]]:
+            model = nn.Linear(4, 4)
+            optimizer = _sgd(model)
+            scheduler = ByteScheduler(model, optimizer)
+            scheduler(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            scheduler.synchronize()
+            return [weakref.ref(model), weakref.ref(scheduler)]
+
+        living = [*trained(), *trained()]
+        gc.collect()
+        assert [each() for each in living] == [None] * 4
 
 
 def group_in_another_order() -> None:

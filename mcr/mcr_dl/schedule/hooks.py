@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import types
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
@@ -60,6 +61,18 @@ class Gates:
         for hook in [*self._hooks, *([] if self._first is None else [self._first])]:
             hook.remove()
         self._hooks, self.modules = [], []
+
+
+def weakly(method: Callable[[], None]) -> Callable[[], None]:
+    """Make a function that calls the method as long as something else keeps the method's object."""
+    handle = weakref.WeakMethod(method)
+
+    def call() -> None:
+        found = handle()
+        if found is not None:
+            found()
+
+    return call
 
 
 def after_forward(root: nn.Module, call: Callable[[], None]) -> Any:
