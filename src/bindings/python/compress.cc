@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "passes/compress/compress.h"
+
 #include <ATen/ops/empty.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
@@ -21,7 +23,6 @@
 #include "bindings/python/parts.h"
 #include "bindings/python/tensors.h"
 #include "bindings/python/unlocked.h"
-#include "passes/compress/compress.h"
 #include "passes/compress/encoded_parts.h"
 
 namespace py = pybind11;

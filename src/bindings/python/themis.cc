@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "engine/themis.h"
+
 #include <pybind11/stl.h>
 
 #include <map>
@@ -11,7 +13,6 @@
 
 #include "bindings/python/names.h"
 #include "bindings/python/parts.h"
-#include "engine/themis.h"
 #include "group/group.h"
 
 namespace py = pybind11;

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "choose/trials.h"
+
 #include <pybind11/stl.h>
 
 #include <chrono>
@@ -9,7 +11,6 @@
 
 #include "bindings/python/parts.h"
 #include "bindings/python/unlocked.h"
-#include "choose/trials.h"
 #include "group/group.h"
 
 namespace py = pybind11;

@@ -149,7 +149,8 @@ void add_tuning(py::module_& module, GroupClass& group) {
       .def("_tune", tune, py::arg("costs"), py::arg("exact"), py::arg("rules"), py::arg("tried"))
       .def("_explain", explain, py::arg("operation"), py::arg("nbytes"), py::arg("dtype"), py::arg("red"),
            py::arg("device"), py::arg("async_op") = false)
-      .def("_refine", [](Group& self, int64_t period) { self.selector().refine(period); }, py::arg("period"))
+      .def(
+          "_refine", [](Group& self, int64_t period) { self.selector().refine(period); }, py::arg("period"))
       .def("_refinement", refinement)
       .def("_adopt", adopt, py::arg("costs"));
   module.def(
