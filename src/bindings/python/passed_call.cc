@@ -271,7 +271,7 @@ py::object PassedCall::hold() {
   decide(Fate::Held);
   if (passage_->slot != nullptr) slot_.emplace(*passage_->slot);
   held_ = passage_->call;
-  held_memory_ = memory();
+  held_memory_ = memory_of(passage_->plan);
   chain_ = next_.chain();
   from_ = next_.from();
   deferred_ = std::make_shared<Deferred>();
