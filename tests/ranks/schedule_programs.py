@@ -97,11 +97,11 @@ def dropped() -> None:
             scheduler(torch.ones(2, 4)).sum().backward()
             optimizer.step()
             scheduler.synchronize()
-            return [weakref.ref(model), weakref.ref(scheduler)]
+            return [weakref.ref(model), weakref.ref(scheduler), weakref.ref(optimizer), weakref.ref(model.weight)]
 
         living = [*trained(), *trained()]
         gc.collect()
-        assert [each() for each in living] == [None] * 4
+        assert [each() for each in living] == [None] * 8
 
 
 def group_in_another_order() -> None:

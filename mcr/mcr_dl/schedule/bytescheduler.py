@@ -319,6 +319,8 @@ class ByteScheduler(nn.Module):
 
     def _before_gradient(self, each: Parameter) -> None:
         """Gradients of an earlier backward pass are complete before new ones are added to their memory."""
+        if not each.piece.locked:
+            return
         if each.piece.due is not None or self._open:
             raise McrError(checks.USED_EARLY.format(each.piece.name))
         self._finish_all()

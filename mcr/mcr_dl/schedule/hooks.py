@@ -83,20 +83,27 @@ def after_forward(root: nn.Module, call: Callable[[], None]) -> Any:
 def of_gradients(
     values: Iterable[Parameter], before: Callable[[Parameter], None], after: Callable[[Parameter], None]
 ) -> list[Any]:
-    """Call ``before`` when a locked gradient is about to be added to, and ``after`` when any has been added to."""
+    """Call ``before`` when a gradient is about to be added to, and ``after`` when it has been added to.
 
-    def check(each: Parameter) -> Callable[[Any], None]:
+    ``before`` and ``after`` are methods. Python's collector of cycles does not see the hooks of tensors: they keep
+    neither the object of the methods nor the parameters.
+    """
+
+    def weak(method: Callable[[Parameter], None], each: Parameter) -> Callable[[Any], None]:
+        of_method, of_each = weakref.WeakMethod(method), weakref.ref(each)
+
         def hook(_: Any) -> None:
-            if each.piece.locked:
-                before(each)
+            found, parameter = of_method(), of_each()
+            if found is not None and parameter is not None:
+                found(parameter)
 
         return hook
 
     hooks = []
     for each in values:
         value: Any = each.value  # torch's functions that set hooks have no types
-        hooks.append(value.register_hook(check(each)))
-        hooks.append(value.register_post_accumulate_grad_hook(lambda _, each=each: after(each)))
+        hooks.append(value.register_hook(weak(before, each)))
+        hooks.append(value.register_post_accumulate_grad_hook(weak(after, each)))
     return hooks
 
 
