@@ -7,7 +7,9 @@ import threading
 
 import pytest
 
+import jobs
 from mcr_dl.runtime import exit_steps
+from mcr_dl.testing.nursery import Nursery
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -54,3 +56,14 @@ def test_without_a_thread_the_step_runs_here() -> None:
     ran: list[str] = []
     exit_steps.bounded(lambda: ran.append(threading.current_thread().name))
     assert ran == [threading.current_thread().name]
+
+
+@pytest.mark.parametrize("functions", ["mcr_dl", "torch"])
+@pytest.mark.parametrize("backend", ["gloo", "shm", "mpi"])
+def test_a_daemon_thread_waits_at_the_end(nursery: Nursery, backend: str, functions: str) -> None:
+    """The process ends well: the thread does not."""
+    ranks = jobs.start(nursery, "daemons", [backend, functions], 2)
+    jobs.end(nursery, ranks)
+    jobs.expect(ranks, 0, "END")
+    for rank in ranks:
+        assert "terminate" not in rank.text, rank.text

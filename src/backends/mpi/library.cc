@@ -303,7 +303,7 @@ void Library::stop_variants() {
 
 void Library::stop() {
   std::lock_guard lock(mutex_);
-  if (!std::exchange(ready_, false) || finalized()) return;
+  if (!ready_.exchange(false) || finalized()) return;
   stop_variants();
   for (auto& op : own_ops_) MPI_Op_free(&op);
   if (std::exchange(ours_, false)) check(MPI_Finalize(), "MPI_Finalize");

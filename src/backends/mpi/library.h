@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <climits>
 #include <mutex>
 #include <span>
@@ -155,6 +156,8 @@ class Library {
   }
 
   bool serialized() const { return serialized_; }
+  /// False once stop() has been called.
+  bool running() const { return ready_; }
 
   MPI_Op op(DType dtype, RedOp red) const;
 
@@ -174,7 +177,7 @@ class Library {
   ThreadLock mutex_;
   bool serialized_ = true;
   bool device_memory_ = false;
-  bool ready_ = false;
+  std::atomic<bool> ready_{false};
   bool ours_ = false;
   Algorithms algorithms_;
   ForcedAlgorithms forced_;

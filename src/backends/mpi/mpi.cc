@@ -24,6 +24,7 @@ class Operation : public Request {
     if (handle_ == MPI_REQUEST_NULL) return true;
     Library::Lock lock;
     if (!Library::get().try_lock(lock)) return false;
+    if (!Library::get().running()) return false;  // a thread may still wait while the process ends
     int done = 0;
     MPI_Status status;
     const int code = MPI_Test(&handle_, &done, &status);

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <Python.h>
+#include <cxxabi.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -12,13 +14,27 @@
 
 namespace mcr::python {
 
+/// Takes the GIL by a function of Python. Once the interpreter ends, Python before 3.14 ends other threads that ask for
+/// the GIL: it unwinds their stacks, which a destructor or a handler of all exceptions turns into the end of the
+/// process by std::terminate(). As from Python 3.14 on, such a thread sleeps until the process ends.
+template <class Take>
+auto take_gil(const Take& take) noexcept {
+  try {
+    return take();
+  } catch (const abi::__forced_unwind&) {
+    for (;;) pause();
+  }
+}
+
 /// Releases the GIL for its lifetime.
 class Unlocked {
  public:
   Unlocked() : state_(PyEval_SaveThread()) {}
   Unlocked(const Unlocked&) = delete;
   Unlocked& operator=(const Unlocked&) = delete;
-  ~Unlocked() { PyEval_RestoreThread(state_); }
+  ~Unlocked() {
+    take_gil([&] { PyEval_RestoreThread(state_); });
+  }
 
  private:
   PyThreadState* state_;
@@ -31,7 +47,7 @@ class UnlockedLater final : public CallerLock {
   UnlockedLater(const UnlockedLater&) = delete;
   UnlockedLater& operator=(const UnlockedLater&) = delete;
   ~UnlockedLater() {
-    if (state_ != nullptr) PyEval_RestoreThread(state_);
+    if (state_ != nullptr) take_gil([&] { PyEval_RestoreThread(state_); });
   }
   void release() override {
     if (state_ == nullptr) state_ = PyEval_SaveThread();
@@ -55,7 +71,7 @@ class UnlockedIfHeld {
 /// Takes the GIL for its lifetime, from any thread.
 class Locked {
  public:
-  Locked() : state_(PyGILState_Ensure()) {}
+  Locked() : state_(take_gil(PyGILState_Ensure)) {}
   Locked(const Locked&) = delete;
   Locked& operator=(const Locked&) = delete;
   ~Locked() { PyGILState_Release(state_); }

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/python/gil.h"
 #include "bindings/torch/backend.h"
 #include "bindings/torch/completions.h"
 #include "bindings/torch/error.h"
@@ -52,7 +53,7 @@ void add_torch_backend(py::module_& module) {
       .def("__repr__", represent);
   module.def(
       "drain_futures", [](std::chrono::milliseconds limit) { return Completions::instance().drain(limit); },
-      py::call_guard<py::gil_scoped_release>(), py::arg("limit"),
+      py::call_guard<Unlocked>(), py::arg("limit"),
       "Waits until the callbacks of completed operations have run. False if some are still running then.");
   py::class_<TorchBackend, c10d::Backend, c10::intrusive_ptr<TorchBackend>>(
       module, "TorchBackend", "A group as a backend of torch.distributed.")
