@@ -8,6 +8,7 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 import mcr_dl
+from mcr_dl.passes import Log
 from mcr_dl.schedule import step
 from mcr_dl.testing.plans import Planned
 from ranks import session
@@ -125,6 +126,16 @@ def many_messages() -> None:
     with Planned(random_plans_of(10), rounds=1) as planned:
         until(planned, "steady", Simple(messages=10))
         assert planned.plan is not None
+
+
+def log_of_some_operations() -> None:
+    """One rank's log leaves out some calls of the iterations: no rank takes those that it has for others."""
+    session.start()
+    program = Parts()
+    mcr_dl.set_passes([Log(ops=["all_reduce"] if program.rank == 0 else None)], program.part)
+    with Planned(random_plans_of(12), rounds=1) as planned:
+        until(planned, "off", program)
+        assert {event.what for event in planned.events} == {"failed"}
 
 
 def other_candidates() -> None:

@@ -47,6 +47,8 @@ class Captures:
         alike = [each.group.name for each in mine[-period:]] == [each.group for each in seen]
         if len(mine) < KEPT * period or any(each.end is None for each in mine) or None in groups or not alike:
             return None
+        if not _whole(mine):
+            return None
         found = capture.iterations(mine, period)
         of_call = [names.index(each.group) for each in seen]
         used = [self._used_by(call, record) for call, record in zip(seen, found[-1], strict=True)]
@@ -70,6 +72,14 @@ def _logged(names: Sequence[str], most: int) -> list[Record]:
         window, before = 2 * window, len(found)
 
 
+def _whole(found: Sequence[Record]) -> bool:
+    """Whether the log has left out no call of a group, as ``Log(ops=...)`` does: it counts these too."""
+    numbers: dict[tuple[str, int], list[int]] = {}
+    for each in found:
+        numbers.setdefault(each.group.key, []).append(each.seq)
+    return all(sorted(each) == [*range(max(each) - len(each) + 1, max(each) + 1)] for each in numbers.values())
+
+
 def facts(iteration: measured.Iteration, known: Mapping[str, Known]) -> dict[str, Any]:
     """This rank's facts of an iteration, in JSON's types, for ``common``."""
     usable = {key: each.digest() for key, each in known.items() if not execution.problem(each.plans, iteration)}
@@ -90,7 +100,9 @@ def common(values: Sequence[Any]) -> dict[str, Any]:
     Raises InvalidArgumentError if the ranks can have no common plan.
     """
     if None in values:
-        raise InvalidArgumentError(f"rank {values.index(None)} has other calls in its log")
+        raise InvalidArgumentError(
+            f"rank {values.index(None)} has other calls in its log, or not all: log all operations"
+        )
     at: dict[str, int] = {}
     for rank, value in enumerate(values):
         # Between two calls of one thread, another one may make any number of its own: a plan would not begin for these
