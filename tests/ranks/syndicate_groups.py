@@ -138,6 +138,22 @@ def log_of_some_operations() -> None:
         assert {event.what for event in planned.events} == {"failed"}
 
 
+def a_backend_ends() -> None:
+    """While a plan uses it: the plan ends, and the next one has the backends that are left."""
+    session.stop()
+    session.start("gloo", "shm")
+    with Planned(random_plans_of(13), rounds=1) as planned:
+        program = Simple()
+        until(planned, "steady", program)
+        assert "shm" in str(planned.plan)
+        mcr_dl.finalize(["shm"])
+        assert planned.phase == "watching"
+        until(planned, "steady", program)
+        assert planned.plan is not None
+        assert "shm" not in str(planned.plan)
+    session.stop()
+
+
 def other_candidates() -> None:
     """The same calls on a group of other candidates get another plan."""
     session.start()

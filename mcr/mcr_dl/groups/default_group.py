@@ -129,6 +129,8 @@ def finalize(backends: Iterable[str] | None = None) -> None:
     if set(names) == set(current.backends):
         destroy_process_group()
         return
+    for planner in current.planners:
+        planner.backends_end()
     _C.drain(list(names), factory.DRAIN)
     for group in current.groups.values():
         for name in names:

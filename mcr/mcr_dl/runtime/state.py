@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch.distributed as torch_dist
 
@@ -18,6 +19,13 @@ from mcr_dl.runtime import dimensions, rates
 from mcr_dl.tables import choice
 
 DEFAULT_TIMEOUT: timedelta = torch_dist.default_pg_timeout
+
+
+class Planner(Protocol):
+    """Lets calls run on other candidates than those that the program or the group chooses."""
+
+    def backends_end(self) -> None:
+        """End all plans: some backends of the groups are about to end, on all ranks at the same point."""
 
 
 @dataclass
@@ -49,6 +57,7 @@ class State:
     job: str = ""  # an identity of this life of the job, equal on its ranks
     meetings: Any = None  # of the functions that all ranks call together (``meetings.together``)
     endings: dict[str, list[Callable[[], None]]] = field(default_factory=dict)  # by group: run before it ends
+    planners: weakref.WeakSet[Planner] = field(default_factory=weakref.WeakSet)
 
     @property
     def store(self) -> torch_dist.Store:

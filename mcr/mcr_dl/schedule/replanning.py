@@ -101,6 +101,17 @@ class Replanner:
         self.control.set_plan({}, [], 0)
         self.control.watch()
 
+    def begin_again(self) -> None:
+        """End all plans, and forget those that are known: on all ranks, between the same two calls."""
+        if self.phase in (Phase.TRYING, Phase.STEADY):
+            self._note("left")
+        self.plan, self._captures, self._last = None, Captures(), None
+        self._known.clear()
+        self.control.set_plan({}, [], 0)
+        if self.phase is not Phase.OFF:
+            self.phase = Phase.WATCHING
+            self.control.watch()
+
     # ---- events of the core: on the program's thread, before a call
 
     def _event(self, event: str, value: int) -> None:

@@ -120,12 +120,17 @@ class Syndicate:
             self._started = True
             store = torch_dist.PrefixStore(f"syndicate/{current.count('syndicate')}", current.store)
             self._replanner.start(store, current.launch.rank, current.launch.size)
+            current.planners.add(self)
         lanes = [shadow(f"lane-{index}") for index in range(self._replanner.settings.lanes)]
         self._groups = [*(each for each in self._groups if not each._closed), group]
         living = {each.name() for each in self._groups}
         self._replanner.lanes = {name: each for name, each in self._replanner.lanes.items() if name in living}
         self._replanner.lanes[group.name()] = lanes
         return _C.SchedulePass(self._replanner.control, group, lanes, group.size() == current.launch.size)
+
+    def backends_end(self) -> None:
+        """Look for new plans; `finalize` calls this before it ends some backends."""
+        self._replanner.begin_again()
 
     def __enter__(self) -> Syndicate:
         """Plan the calls of all groups from now on, and of those made later."""
