@@ -97,6 +97,7 @@ class Replanner:
         self._rank, self._size = rank, size
         self._meetings = Meetings(store, "schedule", rank, size)
         self.phase, self.plan, self._failures, self._phases = Phase.WATCHING, None, 0, 0
+        self._posted.clear()  # they are at the store of an earlier start
         self._begin_count()
         self.control.set_plan({}, [], 0)
         self.control.watch()
