@@ -156,6 +156,11 @@ def test_checkpoints_with_reentrant_autograd(pools: Pools) -> None:
     pools.get("processes", 2).run(schedule.checkpoints_with_reentrant_autograd, limit=120)
 
 
+def test_gradients_in_operations(pools: Pools) -> None:
+    """Wait for all gradients, as other uses do."""
+    pools.get("processes", 2).run(schedule_programs.gradients_in_operations, limit=120)
+
+
 def test_waits_are_logged(pools: Pools) -> None:
     """Once for each reason."""
     pools.get("processes", 2).run(schedule_defects.waits_are_logged, limit=60)

@@ -399,6 +399,7 @@ def test_a_use_of_a_gradient_waits() -> None:
         lambda: torch.stack(tensors=[guard]),
         lambda: copy.deepcopy(guard),
         lambda: pickle.dumps(guard),
+        guard.trigger_wait,  # by mcr_dl's operations
     )
     for count, use in enumerate(uses, start=1):
         use()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -102,6 +103,32 @@ def dropped() -> None:
         living = [*trained(), *trained()]
         gc.collect()
         assert [each() for each in living] == [None] * 8
+
+
+def gradients_in_operations() -> None:
+    """Between the backward pass and the step, operations on a gradient wait for its reduction."""
+    with life("mcr"):
+        size = dist.get_world_size()
+        total, blocks = torch.empty(4), [torch.empty(4) for _ in range(size)]
+        uses: list[tuple[Callable[[torch.Tensor], object], list[torch.Tensor], int]] = [  # with results and a factor
+            (mcr_dl.all_reduce, [], size),
+            (dist.all_reduce, [], size),
+            (lambda gradient: mcr_dl.all_gather(blocks, gradient), blocks, 1),
+            (lambda gradient: mcr_dl.reduce_scatter(total, [gradient] * size), [total], size),
+        ]
+        for use, results, factor in uses:
+            model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+            for value in model.parameters():
+                nn.init.constant_(value, 0.5)
+            scheduler = ByteScheduler(model, _sgd(model))
+            (scheduler(torch.ones(2, 4)).sum() * (dist.get_rank() + 1)).backward()
+            gradient = model[0].bias.grad
+            assert gradient is not None
+            use(gradient)
+            mean = 2.0 * (size + 1)
+            for each in results or [gradient.clone()]:
+                assert torch.equal(each, torch.full((4,), mean * factor))
+            scheduler.close()
 
 
 def group_in_another_order() -> None:

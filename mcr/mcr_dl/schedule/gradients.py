@@ -194,6 +194,10 @@ class ReadGradient(torch.Tensor):
         plain: Any = self._reduced()
         return plain.__reduce_ex__(protocol)
 
+    def trigger_wait(self) -> torch.Tensor:
+        """The reduced gradient, as a plain tensor; mcr_dl's operations call this, which use memory as it is."""
+        return self._reduced()
+
     def _reduced(self) -> torch.Tensor:
         self.__dict__["wait"]()
         return self.as_subclass(torch.Tensor)

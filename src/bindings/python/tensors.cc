@@ -90,8 +90,9 @@ std::optional<uintptr_t> stream_of_array(PyObject* object) {
   return static_cast<uintptr_t>(stream);
 }
 
-// torch's functional collectives return tensors that wait for their values when they are used. Other tensors that work
-// by their own __torch_dispatch__, such as a DTensor, have no memory.
+// torch's functional collectives return tensors that wait for their values when they are used, and a gradient that
+// ByteScheduler still reduces is one, too. Other tensors that work by their own __torch_dispatch__, such as a DTensor,
+// have no memory.
 at::Tensor with_memory(PyObject* object, const char* parameter) {
   const Owner wait(PyObject_GetAttrString(object, "trigger_wait"));
   if (wait == nullptr) {
@@ -104,7 +105,11 @@ at::Tensor with_memory(PyObject* object, const char* parameter) {
   return THPVariable_Unpack(tensor.get());
 }
 
-bool has_memory(const at::Tensor& tensor) {
+// Whether the values are in the tensor's memory now.
+bool has_memory(PyObject* object) {
+  if (!THPVariable_CheckExact(object) && PyObject_HasAttrString(object, "trigger_wait")) [[unlikely]]
+    return false;
+  const auto& tensor = THPVariable_Unpack(object);
   if (!tensor.unsafeGetTensorImpl()->is_python_dispatch()) [[likely]]
     return true;
   return tensor.has_storage() &&
@@ -178,7 +183,7 @@ at::Tensor view_of(const Buffer& buffer, DType dtype, Device device, std::shared
 bool Tensors::is(PyObject* object) { return THPVariable_Check(object) || PyObject_HasAttrString(object, "__dlpack__"); }
 
 const at::Tensor& Tensors::get(PyObject* object, const char* parameter, Use use) {
-  if (THPVariable_Check(object) && has_memory(THPVariable_Unpack(object))) [[likely]]
+  if (THPVariable_Check(object) && has_memory(object)) [[likely]]
     return get(THPVariable_Unpack(object), parameter);
   const auto& tensor = made_.emplace_back(made_of(object, parameter, use));
   check(tensor, parameter);
@@ -193,8 +198,7 @@ const at::Tensor& Tensors::get(const at::Tensor& tensor, const char* parameter) 
 
 at::Tensor Tensors::made_of(PyObject* object, const char* parameter, Use use) {
   if (THPVariable_Check(object)) {
-    const auto& tensor = THPVariable_Unpack(object);
-    return has_memory(tensor) ? tensor : with_memory(object, parameter);
+    return has_memory(object) ? THPVariable_Unpack(object) : with_memory(object, parameter);
   }
   at::Tensor tensor = from_array(object, parameter, use);
   if (tensor.is_cuda() && !stream_) stream_ = stream_of_array(object);
