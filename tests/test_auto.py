@@ -118,6 +118,23 @@ def test_asynchronous_calls_have_their_own_curves(pools: Pools, tmp_path: Path) 
         }
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_excluded_candidates_are_not_chosen(pools: Pools, tmp_path: Path, ranks: int) -> None:
+    """Also by the nearest measurements, and where no other candidate was measured."""
+    (scale,) = _flat("gloo", ranks).scales
+    kept = tuple(curve for curve in scale.curves if curve.operation != "all_reduce")
+    excluded = tuple(table.Exclusion("all_reduce", "float32", name, "hangs") for name in ("mpi", "mpi:p2p"))
+    path = tmp_path / "table.json"
+    table.write(_table(replace(scale, curves=kept, excluded=excluded)), path)
+    pool = pools.get("processes", 2)
+    said = pool.run(choice.start, str(path), {}, ("all_reduce", 64))
+    assert all("64 bytes: gloo, the only candidate" in text and "left out by measurement: mpi" in text for text in said)
+    said = pool.run(choice.start, str(path), {"MCR_DL_TUNE": "all_reduce:*:mpi"}, ("all_reduce", 64))
+    assert all("64 bytes: mpi, by the rule" in text for text in said)  # the user may name it
+    said = pool.run(choice.start, str(path), {}, ("broadcast", 64))
+    assert all("64 bytes: gloo, the cheapest" in text for text in said)
+
+
 def test_rank_0_counts(pools: Pools, tmp_path: Path) -> None:
     """Ranks with another table, another rule or none at all use rank 0's."""
     table.write(_flat("gloo"), tmp_path / "a.json")

@@ -217,12 +217,16 @@ def test_expected_times() -> None:
 def test_a_form_measured_in_part(operation: str, async_op: bool, largest: int, kept: bool) -> None:
     """It uses the curves of blocking calls with equal counts instead of its own."""
     measurement = object.__new__(start.Measurement)
-    found = start._Results({"shm": _samples({4: 1.0, largest: 2.0})})
+    found = start._Results({"shm": _samples({4: 1.0, largest: 2.0})}, {"mpi": "1 wrong elements"})
     measurement._results = {start._Kind("all_reduce", False): found, start._Kind(operation, async_op): found}
     scale = measurement._scale(choice.Shape(2, 1, 2))
     own = [curve for curve in scale.curves if (curve.operation, curve.async_op) == (operation, async_op)]
     assert bool(own) is kept
     assert len(scale.curves) == 1 + len(own)
+    assert {(each.operation, each.async_op, each.candidate) for each in scale.excluded} == {
+        ("all_reduce", False, "mpi"),
+        (operation, async_op, "mpi"),
+    }
 
 
 @pytest.mark.parametrize(

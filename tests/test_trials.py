@@ -15,7 +15,7 @@ from harness import launchers
 from mcr_dl import _C
 from mcr_dl.tables import table as files
 from mcr_dl.tables.host import host, software
-from mcr_dl.tables.table import Curve, Sample, Scale, Table
+from mcr_dl.tables.table import Curve, Exclusion, Sample, Scale, Table
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = str(ROOT / "tests" / "programs" / "trials.py")
@@ -23,19 +23,20 @@ LIMIT = 60.0
 REFINED = "refined while running"
 
 
-def _leave_table(cache: Path, ranks: int, *, quick: bool) -> None:
+def _leave_table(cache: Path, ranks: int, *, quick: bool, excluded: str = "") -> None:
     """A table of this machine that knows only broadcasts, so that gloo gets all other calls: it comes first."""
     samples = (Sample(4, 9, 1.0, 1.0, 1.0), Sample(1 << 20, 9, 100.0, 100.0, 100.0))
     curves = tuple(Curve("broadcast", "any", "float32", name, samples) for name in ("gloo", "shm"))
-    scale = Scale(ranks, 1, ranks, "cpu", files.now(), curves, quick=quick)
+    gone = [Exclusion("all_reduce", "float32", excluded, "1 wrong elements")] if excluded else []
+    scale = Scale(ranks, 1, ranks, "cpu", files.now(), curves, quick=quick, excluded=tuple(gone))
     path = cache / "mcr_dl" / "tuning" / f"{host().fingerprint}.json"
     files.write(Table(files.now(), host(), software(_C.backend_status()), {}, (scale,)), path)
 
 
-def _run(cache: Path, case: str, ranks: int = 2, *, quick: bool | None = True) -> list[dict[str, Any]]:
+def _run(cache: Path, case: str, ranks: int = 2, *, quick: bool | None = True, excluded: str = "") -> list[dict[str, Any]]:
     """The facts of all ranks. ``quick``: of the table that they find; None: the one of the last run."""
     if quick is not None:
-        _leave_table(cache, ranks, quick=quick)
+        _leave_table(cache, ranks, quick=quick, excluded=excluded)
     variables = {"MCR_DL_TUNING_TABLE": "", "XDG_CACHE_HOME": str(cache), "MCR_DL_BACKENDS": "gloo,shm"}
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), PROGRAM, case]
     code, text = launchers.finish(command, ROOT, launchers.environment(**variables), LIMIT)
@@ -97,6 +98,16 @@ def test_what_is_not_tried(tmp_path: Path, case: str, quick: bool) -> None:
     facts = _run(tmp_path, case, quick=quick)
     assert facts[0]["candidate"] == facts[1]["candidate"] == "gloo"
     assert "not measured" in facts[0]["text"]
+
+
+@pytest.mark.parametrize("case", ["blocking", "asynchronous", "subgroup"])
+def test_candidates_that_were_left_out(tmp_path: Path, case: str) -> None:
+    """They are neither tried nor refined, in the form that was measured, in others, or in groups of another shape."""
+    facts = _run(tmp_path, case, 3, excluded="shm")
+    assert facts[0] == facts[1]
+    assert facts[0]["candidate"] == "gloo"
+    assert "the only candidate that has it natively (left out by measurement: shm)" in facts[0]["text"]
+    assert REFINED not in facts[0].get("later", "")
 
 
 def test_a_rank_that_is_far_ahead(tmp_path: Path) -> None:

@@ -198,8 +198,8 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "def _support(self, backend: str, op: str, dtype: str, red: str, vectored: bool, device: str = ...) -> str:",
         "def _group_rank(self, global_rank: int) -> int:",
         "def _cost_model(self, device: str = ...) -> CostModel:",
-        "def _tune(self, costs: list[Any], exact: bool, rules: list[tuple[str, int, int, str]], tried: list[Any]) "
-        "-> None:",
+        "def _tune(self, costs: list[Any], exact: bool, rules: list[tuple[str, int, int, str]], tried: list[Any], "
+        "excluded: list[tuple[str, bool, str, str]]) -> None:",
         "def _explain(self, operation: str, nbytes: int, dtype: str, red: str, device: str, "
         "async_op: bool = ...) -> dict[str, Any]:",
         "def _refine(self, period: int) -> None:",

@@ -8,6 +8,9 @@
 
 namespace mcr {
 
+/// The op whose measurements count: a receive costs what the send does.
+inline Op measured_as(Op op) { return op == Op::recv ? Op::send : op; }
+
 /// The class of a call's element type where its cost depends on the type: for operations that reduce.
 DTypeClass types_of(const Call& call);
 

@@ -15,13 +15,10 @@ namespace mcr {
 
 namespace {
 
-const CostCurve kUnknown;
+const CostCurve kUnmeasured;
 
 // Bytes from which on a stripe cuts a call: below, the second message costs more than it saves.
 constexpr int64_t kLeastCut = 64 * 1024;
-
-// A receive costs what the send does.
-Op measured_as(Op op) { return op == Op::recv ? Op::send : op; }
 
 // The backend, or those that it is made of.
 std::set<std::string> libraries_of(const std::string& backend) {
@@ -30,10 +27,6 @@ std::set<std::string> libraries_of(const std::string& backend) {
   std::set<std::string> found;
   for (const auto& part : parts) found.merge(libraries_of(part));
   return found;
-}
-
-bool any_known(const std::vector<const CostCurve*>& curves) {
-  return std::any_of(curves.begin(), curves.end(), [](const CostCurve* curve) { return curve->known(); });
 }
 
 }  // namespace
@@ -77,7 +70,8 @@ Slot& Selector::usual(const Choice& choice, const Call& call, int64_t bytes) con
   const auto decision = Decision::of(*range.slot->communicator, call);
   if (decision.native() || decision.native_on_copies()) return *range.slot;
   for (auto* const slot : eligible_) {
-    if (slot->variant == 0 && Decision::of(*slot->communicator, call).native()) return *slot;
+    if (slot->variant != 0 || excluded(*slot, call)) continue;
+    if (Decision::of(*slot->communicator, call).native()) return *slot;
   }
   return *range.slot;
 }
@@ -122,7 +116,8 @@ const Selector::Choice& Selector::decide(const Call& made) {
     }
     choice.unsized = {0, compared.slots[cheapest_overall(compared.curves)], false};
   } else {
-    choice.unsized = {0, compared.slots.empty() ? eligible_.front() : compared.slots.front(), false};
+    auto* const first = compared.slots.empty() ? stand_in(call) : compared.slots.front();
+    choice.unsized = {0, first == nullptr ? eligible_.front() : first, false};
     choice.ranges = {choice.unsized};
   }
   if (trials_ != nullptr) {
@@ -154,87 +149,13 @@ void Selector::overlay(Choice& choice, const Tuning::Rule& rule, Slot& slot) con
   choice.ranges = std::move(ranges);
 }
 
-bool Selector::Field::known() const { return any_known(curves); }
-
-std::vector<const CostCurve*> Selector::curves_of(const std::vector<Slot*>& slots, const Subject& subject) const {
-  std::vector<const CostCurve*> curves(slots.size(), &kUnknown);
-  for (const auto& cost : tuning_.costs) {
-    if (cost.subject != subject) continue;
-    for (std::size_t i = 0; i < slots.size(); ++i) {
-      if (slots[i]->name == cost.candidate) curves[i] = &cost.curve;
-    }
-  }
-  return curves;
-}
-
-// If the call's class of types, its vectored or its asynchronous form has not been measured, uses the curves of the
-// nearest that has.
-Selector::Field Selector::field(const Call& call) const {
-  if (eligible_.empty()) throw Error(ErrorCode::Unavailable, "the group has no backend");
-  Field result;
-  // Libraries that take the tensors directly come first: the order matters when there are no measurements.
-  for (const auto able : {&Decision::native, &Decision::native_on_copies}) {
-    for (auto* const slot : eligible_) {
-      if (!(Decision::of(*slot->communicator, call).*able)()) continue;
-      if (std::ranges::find(result.slots, slot) != result.slots.end()) continue;
-      if (slot->variant == 0 || slot->communicator->varies(call, slot->variant)) result.slots.push_back(slot);
-    }
-  }
-  const auto own = types_of(call);
-  const auto near = row(call.op).is(kReduces) ? DTypeClass::Float : DTypeClass::Any;
-  result.own = {measured_as(call.op), call.vectored, call.asynchronous, call.device.type, own};
-  for (const bool asynchronous : {call.asynchronous, false}) {
-    for (const auto& [vectored, types] :
-         {std::pair{call.vectored, own}, {call.vectored, near}, {false, own}, {false, near}}) {
-      result.measured = {result.own.op, vectored, asynchronous, result.own.device, types};
-      result.curves = curves_of(result.slots, result.measured);
-      if (result.known()) return result;
-    }
-  }
-  result.measured = result.own;
-  return result;
-}
-
-Selector::Explanation Selector::explain(const Call& call) {
-  Explanation result{};
-  const auto bytes = message_bytes(call, ranks_);
-  const Range& range = range_of(remembered(call), bytes);
-  result.chosen = &choose(call);
-  result.forced = range.forced;
-  const Field compared = field(call);
-  result.guessed = compared.guessed();
-  for (std::size_t i = 0; i < compared.slots.size(); ++i) {
-    const auto* curve = compared.curves[i];
-    const bool refined = std::any_of(tuning_.costs.begin(), tuning_.costs.end(),
-                                     [&](const auto& cost) { return cost.refined && &cost.curve == curve; });
-    const auto cost = curve->known() ? std::optional(curve->at(std::max<int64_t>(bytes, 0))) : std::nullopt;
-    result.candidates.push_back({compared.slots[i], cost, refined});
-  }
-  if (!result.forced && bytes >= 0) explain_trials(call, bytes, result);
-  return result;
-}
-
-void Selector::explain_trials(const Call& call, int64_t bytes, Explanation& result) {
-  const auto found = trials_ == nullptr ? std::nullopt : trials_->result(call, bytes);
-  if (!found) return;
-  result.chosen = &at(found->chosen);
-  result.guessed = false;
-  for (auto& candidate : result.candidates) {
-    candidate.cost.reset();
-    for (const auto& [place, cost] : found->costs) {
-      if (&at(place) == candidate.slot) candidate.cost = static_cast<int32_t>(cost);
-    }
-    candidate.refined = candidate.cost.has_value();
-  }
-}
-
 // ---- striped candidates
 
 std::vector<Selector::Pair> Selector::pairs_of(const Field& compared) const {
   std::vector<Pair> pairs;
   for (const auto& slot : *slots_) {
     if (slot.striped == nullptr || slot.variant != 0) continue;
-    Pair pair{slot.striped, {&kUnknown, &kUnknown}};
+    Pair pair{slot.striped, {&kUnmeasured, &kUnmeasured}};
     for (const auto& cost : tuning_.costs) {
       if (cost.subject != compared.measured) continue;
       for (std::size_t i = 0; i < pair.curves.size(); ++i) {
@@ -426,7 +347,8 @@ void Selector::start_trials() {
   for (const auto& tried : tuning_.tried) {
     const auto found = std::ranges::find(eligible_, tried.candidate,
                                          [](const Slot* slot) -> const std::string& { return slot->name; });
-    if (found != eligible_.end()) trials_->remember(tried.call, place_of(**found), tried.cost);
+    if (found == eligible_.end() || excluded(**found, tried.call)) continue;
+    trials_->remember(tried.call, place_of(**found), tried.cost);
   }
 }
 

@@ -66,10 +66,18 @@ struct Tuning {
     std::string candidate;
     int64_t cost;
   };
+  /// A candidate that failed when it was measured: calls of this op and form that name none do not use it.
+  struct Excluded {
+    Op op;
+    bool vectored, asynchronous;
+    DeviceType device;
+    std::string candidate;
+  };
   std::vector<Cost> costs;
   bool exact = true;  // the costs are those of groups of this shape; trials cover their calls otherwise, too
   std::vector<Rule> rules;
   std::vector<Tried> tried;
+  std::vector<Excluded> excluded;
 };
 
 /// How a call is timed.
@@ -91,7 +99,8 @@ class Selector {
   const Tuning& tuning() const { return tuning_; }
 
   /// The candidate for a call that names none: the user's rule; else the cheapest by the cost curves among those that
-  /// do the call natively; without curves the first of those, in the order in which the backends were given.
+  /// do the call natively and are not excluded; without curves the first of those, in the order in which the backends
+  /// were given.
   Slot& choose(const Call& call);
   /// The candidate for a call of the program, in the order of the group's calls: refinement and trials may use another
   /// candidate and time it. `bytes`: its message_bytes(). Null: the ranks must agree first, in await_trials(); then
@@ -135,6 +144,7 @@ class Selector {
       bool refined;
     };
     std::vector<Candidate> candidates;  // the candidates compared
+    std::vector<const Slot*> excluded;  // by the measurements; others that do the call natively
   };
   Explanation explain(const Call& call);
 
@@ -180,6 +190,10 @@ class Selector {
   const Choice& remembered(const Call& call);
   const Choice& decide(const Call& call);
   Field field(const Call& call) const;
+  std::vector<Slot*> native(const Call& call) const;
+  std::vector<Slot*> allowed(const Call& call) const;
+  bool excluded(const Slot& slot, const Call& call) const;
+  Slot* stand_in(const Call& call) const;
   std::vector<const CostCurve*> curves_of(const std::vector<Slot*>& slots, const Subject& subject) const;
   std::optional<Stripes> cut(const Slot& slot, const Call& call);
   std::vector<Pair> pairs_of(const Field& compared) const;

@@ -203,6 +203,20 @@ TEST(blocking_calls_that_name_no_backend_take_part) {
   CHECK(trio.run(call(Op::all_reduce, 8), 100)["a"] == 100);
 }
 
+TEST(excluded_candidates_are_never_tried) {
+  auto tuning = known();
+  tuning.costs.pop_back();  // a table has no curve of c then
+  tuning.excluded = {{Op::all_reduce, false, false, DeviceType::CPU, "c"}};
+  Trio trio(tuning);
+  trio.selector().refine(2);
+  auto counts = trio.run(call(Op::all_reduce, 8), 100);
+  CHECK(counts["b"] > 0 && counts["c"] == 0);
+  trio.selector().refine(0);
+  trio.selector().try_candidates("a group");
+  counts = trio.run(call(Op::all_reduce, 8, DType::Long), 6);
+  CHECK(counts["a"] == 3 && counts["b"] == 3 && counts["c"] == 0);
+}
+
 TEST(forced_unsized_asynchronous_and_point_to_point_calls_never_do) {
   auto tuning = known();
   tuning.rules = {{Op::broadcast, false, 0, Tuning::Rule::kNoEnd, "c"}};

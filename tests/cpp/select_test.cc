@@ -224,6 +224,40 @@ TEST(rules_overrule_and_the_last_one_counts) {
   CHECK(forced.choose(call(Op::all_reduce, 4, DType::Int)) == "two");
 }
 
+TEST(excluded_candidates_are_not_chosen) {
+  const auto blocking = [](Op op, const std::string& candidate) {
+    return Tuning::Excluded{op, false, false, DeviceType::CPU, candidate};
+  };
+  Tuning tuning;
+  tuning.costs = {line(Op::all_reduce, "two", 5, 5), line(Op::gather, "one", 1, 1, DTypeClass::Any)};
+  tuning.excluded = {blocking(Op::all_reduce, "one"), blocking(Op::gather, "one"), blocking(Op::send, "one")};
+  Chooser chooser(tuning);
+  auto made = call(Op::all_reduce, 1);
+  const auto explained = chooser.group().selector().explain(made);
+  CHECK(explained.chosen->name == "two" && explained.candidates.size() == 2);
+  CHECK(explained.excluded.size() == 1 && explained.excluded.front()->name == "one");
+  CHECK(chooser.choose(call(Op::recv, 1)) == "two");
+  CHECK(chooser.choose(call(Op::broadcast, 1)) == "one");
+  // Other forms are expected to fail too, unless they were measured.
+  made.asynchronous = true;
+  CHECK(chooser.group().selector().explain(made).excluded.size() == 1);
+  auto measured = line(Op::all_reduce, "one", 1, 1);
+  measured.subject.asynchronous = true;
+  tuning.costs.push_back(measured);
+  chooser.group().tune(tuning);
+  CHECK(chooser.choose(made) == "one" && chooser.choose(call(Op::all_reduce, 1)) == "two");
+  // `two` emulates gathers; the curve of the form with equal counts does not bring `one` back.
+  auto gathered = call(Op::gather, 1);
+  CHECK(chooser.choose(gathered) == "two");
+  gathered.vectored = true;
+  CHECK(chooser.choose(gathered) == "two" && chooser.group().selector().explain(gathered).candidates.empty());
+  // A group must have a choice.
+  tuning.excluded = {blocking(Op::all_reduce, "one"), blocking(Op::all_reduce, "two"),
+                     blocking(Op::all_reduce, "one:other")};
+  chooser.group().tune(tuning);
+  CHECK(chooser.choose(call(Op::all_reduce, 1)) == "two");
+}
+
 TEST(new_measurements_replace_what_was_remembered) {
   Tuning tuning;
   tuning.costs = {line(Op::all_reduce, "one", 1, 1), line(Op::all_reduce, "two", 5, 5)};

@@ -77,7 +77,8 @@ def _measure(
     group = _group(world, "measure")
     try:
         control = _control(group, store)
-        scale = None if control is None else start.Measurement(group, control, known.seconds).run(shape)
+        left_out_by = known.left_out_by(shape)
+        scale = None if control is None else start.Measurement(group, control, known.seconds, left_out_by).run(shape)
     finally:
         core_groups.forget_group(group)
     if scale is None:

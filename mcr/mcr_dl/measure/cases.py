@@ -79,7 +79,8 @@ def differs(group: _C.Group, candidate: str, operation: str, dtype: str, device:
     """Whether the candidate has its own way to do this: a backend has, a variant may do the same as its backend."""
     if not _C.Candidate(candidate).variant or candidate not in group.candidates:
         return True
-    return candidate in group._explain(operation, 0, dtype, "SUM", device)["candidates"]
+    found = group._explain(operation, 0, dtype, "SUM", device)
+    return candidate in found["candidates"] or candidate in found["excluded"]
 
 
 def require_support(case: Case, candidate: str, group: _C.Group) -> None:

@@ -64,10 +64,16 @@ def is_striped(name: str) -> bool:
 
 
 def candidates(group: _C.Group, operation: str) -> list[str]:
-    """The candidates that ``auto`` compares for an operation, without fixed shares of a stripe: it computes its own."""
-    measured = cases.candidates(group)
-    compared = group._explain(operation, 0, DTYPE, "SUM", "cpu")["candidates"]
-    return [name for name in compared if name in measured and not (is_striped(name) and _C.Candidate(name).variant)]
+    """The candidates that ``auto`` compares for an operation, or has left out by earlier measurements, without fixed
+    shares of a stripe: it computes its own.
+    """
+    found = group._explain(operation, 0, DTYPE, "SUM", "cpu")
+    compared = {*found["candidates"], *found["excluded"]}
+    return [
+        name
+        for name in cases.candidates(group)
+        if name in compared and not (is_striped(name) and _C.Candidate(name).variant)
+    ]
 
 
 def all_candidates(group: _C.Group) -> set[str]:
@@ -116,7 +122,7 @@ def _points() -> Iterator[tuple[_Kind, int]]:
 
 @dataclass
 class _Results:
-    """The samples of one kind of calls, by candidate, and the candidates that gave wrong results."""
+    """The samples of one kind of calls, by candidate, and the candidates that are left out, with the reasons."""
 
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     wrong: dict[str, str] = field(default_factory=dict)
@@ -176,19 +182,23 @@ def own_core() -> int | None:
 
 
 class Measurement:
-    """A measurement of all candidates of a group, for ``seconds``. Collective."""
+    """A measurement of all candidates of a group, for ``seconds``. Collective.
 
-    def __init__(self, group: _C.Group, control: TorchControl, seconds: float) -> None:
+    ``left_out_by`` names another scale, whose exclusions hold here: a candidate may have killed its ranks there.
+    """
+
+    def __init__(self, group: _C.Group, control: TorchControl, seconds: float, left_out_by: str = "") -> None:
         self._begin = perf_counter()
         self._group, self._control, self._seconds = group, control, seconds - _RESERVE
         self._core = own_core()
-        self._results: dict[_Kind, _Results] = {}
+        kinds = dict.fromkeys(kind for kind, _ in _points())
+        self._results = {kind: _Results(wrong=self._left_out(kind, left_out_by)) for kind in kinds}
 
     def run(self, shape: Shape) -> Scale:
         """Measure until all points are done or the time is over; the samples are equal on all ranks."""
         elapsed = 0.0
         for kind, nbytes in _points():
-            found = self._results.setdefault(kind, _Results())
+            found = self._results[kind]
             names = self._worthwhile(kind, nbytes)
             cost = sum(found.expected(name, nbytes) for name in names) * _CALLS
             if names and elapsed + cost < self._seconds:
@@ -197,6 +207,12 @@ class Measurement:
             if elapsed > self._seconds:
                 break
         return self._scale(shape)
+
+    def _left_out(self, kind: _Kind, scale: str) -> dict[str, str]:
+        if not scale:
+            return {}
+        found = self._group._explain(kind.operation, 0, DTYPE, "SUM", "cpu", kind.async_op)
+        return dict.fromkeys(found["excluded"], f"left out for {scale}")
 
     def _elapsed(self) -> float:
         """Seconds since the beginning, equal on all ranks."""
@@ -283,6 +299,9 @@ class Measurement:
     def _scale(self, shape: Shape) -> Scale:
         curves, excluded = [], []
         for (operation, async_op), found in self._results.items():
+            excluded += [
+                Exclusion(operation, DTYPE, name, reason, async_op=async_op) for name, reason in found.wrong.items()
+            ]
             types = dtype_class(operation, DTYPE)
             # Without curves of their own, these use those of blocking calls with equal counts; better than from a part.
             falls_back = async_op or operation_of(operation).vectored
@@ -290,9 +309,6 @@ class Measurement:
                 continue
             for name, samples in found.samples.items():
                 curves.append(Curve(operation, types, DTYPE, name, tuple(_plausible(samples)), async_op=async_op))
-            excluded += [
-                Exclusion(operation, DTYPE, name, reason, async_op=async_op) for name, reason in found.wrong.items()
-            ]
         where = (shape.ranks, shape.nodes, shape.ranks_per_node)
         scale = Scale(*where, "cpu", now(), tuple(curves), excluded=tuple(excluded), quick=True)
         return replace(scale, winners=winners_of(scale))

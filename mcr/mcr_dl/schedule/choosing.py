@@ -129,5 +129,8 @@ class Choice:
 
 
 def _sums(group: _C.Group, candidate: str, kind: str) -> bool:
-    """Whether a candidate sums tensors of a type."""
-    return group._support(candidate, "all_reduce", kind.removeprefix("torch."), "SUM", False, "cpu") != "-"
+    """Whether a candidate sums tensors of a type, and is not left out by the measurements."""
+    dtype = kind.removeprefix("torch.")
+    if candidate in group._explain("all_reduce", 0, dtype, "SUM", "cpu", True)["excluded"]:
+        return False
+    return group._support(candidate, "all_reduce", dtype, "SUM", False, "cpu") != "-"

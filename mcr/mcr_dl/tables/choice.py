@@ -75,6 +75,13 @@ class Knowledge:
         where = ("cpu", shape.ranks, shape.nodes)
         return [each for each in self.scales if (each["device"], each["ranks"], each["nodes"]) == where]
 
+    def left_out_by(self, shape: Shape) -> str:
+        """The scale of mcr-tune whose exclusions hold for a shape without measurements of its own; empty if there is
+        none. Those of a first start are wrong values, which the next one can check.
+        """
+        scale = self.scale_for(shape, "cpu")
+        return "" if scale is None or scale["quick"] else str(scale["name"])
+
     def with_scale(self, scale: dict[str, Any], source: str) -> Knowledge:
         """This knowledge with a measured scale, in place of an older one of its shape."""
         where = ("ranks", "nodes", "device")
@@ -193,6 +200,11 @@ def costs_of(scale: Scale) -> dict[str, Any]:
         for sample in curve.samples
         if curve.operation in known
     ]
+    excluded = [
+        [each.operation, each.async_op, each.candidate]
+        for each in scale.excluded
+        if each.operation in known and not each.codec
+    ]
     return {
         "ranks": scale.ranks,
         "nodes": scale.nodes,
@@ -201,6 +213,7 @@ def costs_of(scale: Scale) -> dict[str, Any]:
         "quick": scale.quick,
         "candidates": sorted(scale.candidates),
         "trials": trials,
+        "excluded": excluded,
         **curves,
     }
 
@@ -278,7 +291,7 @@ def tune(group: _C.Group, knowledge: Knowledge) -> None:
     if len(group.candidates) < 2:
         return
     shape = knowledge.shape(group.ranks)
-    costs, trials, exact = [], [], True
+    costs, trials, excluded, exact = [], [], [], True
     for device in ("cpu", "cuda") if shape.ranks > 1 else ():  # a single rank has no choice to make
         scale = knowledge.scale_for(shape, device)
         if scale is None:
@@ -288,13 +301,14 @@ def tune(group: _C.Group, knowledge: Knowledge) -> None:
             for async_op, kind in ((False, "curves"), (True, "asynchronous"))
             for operation, types, candidate, points in scale[kind]
         ]
+        excluded += [(operation, async_op, device, candidate) for operation, async_op, candidate in scale["excluded"]]
         if (scale["ranks"], scale["nodes"]) != (shape.ranks, shape.nodes):
             _say_nearest(shape, scale, group.rank())
             exact = exact and device != "cpu"  # only host tensors are tried
         elif device == "cpu":
             trials = scale["trials"]
     given = [(rule.operation, rule.start, rule.end, rule.candidate) for rule in knowledge.rules]
-    group._tune(costs, exact, given, trials)
+    group._tune(costs, exact, given, trials, excluded)
 
 
 _said: set[tuple[Shape, str]] = set()

@@ -84,7 +84,8 @@ def _reason(operation: str, nbytes: int | None, found: dict[str, Any], times: di
     if found["forced"]:
         return f"by the rule {_rule(operation, nbytes).text!r} of {rules.VARIABLE}"
     if len(times) < 2:
-        return "the only candidate that has it natively" if times else "no candidate has it natively: emulated"
+        left_out = f" (left out by measurement: {', '.join(found['excluded'])})" if found["excluded"] else ""
+        return ("the only candidate that has it natively" if times else "no candidate has it natively: emulated") + left_out
     if not found["measured"]:
         return "not measured: the first that has it natively, in the order given at init"
     if nbytes is None:

@@ -21,6 +21,7 @@ namespace {
 using Points = std::vector<std::pair<int64_t, int32_t>>;
 using Costs = std::vector<std::tuple<std::string, bool, std::string, std::string, std::string, Points>>;
 using TriedRows = std::vector<std::tuple<std::string, bool, std::string, std::string, int64_t, int64_t>>;
+using ExcludedRows = std::vector<std::tuple<std::string, bool, std::string, std::string>>;
 using Rules = std::vector<std::tuple<std::string, int64_t, int64_t, std::string>>;
 
 // The names of operations in tables: an op's name, with a "v" for the form with counts per rank. A receive is part of
@@ -52,7 +53,8 @@ CostCurve curve_of(const Points& points) {
   return CostCurve(std::move(made));
 }
 
-void tune(Group& group, const Costs& costs, bool exact, const Rules& rules, const TriedRows& tried) {
+void tune(Group& group, const Costs& costs, bool exact, const Rules& rules, const TriedRows& tried,
+          const ExcludedRows& excluded) {
   Tuning tuning;
   tuning.exact = exact;
   for (const auto& [operation, asynchronous, device, types, candidate, points] : costs) {
@@ -72,6 +74,10 @@ void tune(Group& group, const Costs& costs, bool exact, const Rules& rules, cons
     one.call.dtype = named<DType>(kDTypes, dtype);
     one.call.size_hint = bytes;
     tuning.tried.push_back(std::move(one));
+  }
+  for (const auto& [operation, asynchronous, device, candidate] : excluded) {
+    const auto [op, vectored] = operation_of(operation);
+    tuning.excluded.push_back({op, vectored, asynchronous, device_type(device), candidate});
   }
   group.tune(std::move(tuning));
 }
@@ -104,6 +110,9 @@ py::dict explain(Group& group, const std::string& operation, int64_t nbytes, con
   result["guessed"] = explanation.guessed;
   result["refined"] = refined;
   result["candidates"] = candidates;
+  py::list excluded;
+  for (const auto* slot : explanation.excluded) excluded.append(slot->name);
+  result["excluded"] = excluded;
   return result;
 }
 
@@ -146,7 +155,7 @@ void add_tuning(py::module_& module, GroupClass& group) {
           "_cost_model",
           [](Group& self, const std::string& device) { return self.selector().cost_model(device_type(device)); },
           py::arg("device") = "cpu")
-      .def("_tune", tune, py::arg("costs"), py::arg("exact"), py::arg("rules"), py::arg("tried"))
+      .def("_tune", tune, py::arg("costs"), py::arg("exact"), py::arg("rules"), py::arg("tried"), py::arg("excluded"))
       .def("_explain", explain, py::arg("operation"), py::arg("nbytes"), py::arg("dtype"), py::arg("red"),
            py::arg("device"), py::arg("async_op") = false)
       .def(
