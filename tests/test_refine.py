@@ -76,6 +76,14 @@ def test_different_calls_are_reported(pools: Pools, what: str) -> None:
         assert total == 3
 
 
+def test_a_step_of_some_ranks_alone(pools: Pools) -> None:
+    """Others make another change: every rank gets the error, and refinement stays on, on all ranks."""
+    for text, periods, total in pools.get("processes", 2).run(refine.another_change):
+        assert "to make the same change" in text
+        assert periods == [10, 10]
+        assert total == 3
+
+
 def test_the_same_calls_are_not(pools: Pools) -> None:
     """The control of the test above."""
     assert [text for text, _, _ in pools.get("processes", 2).run(refine.different, "nothing")] == ["none", "none"]

@@ -146,3 +146,25 @@ def apart(table: str) -> list[str]:
     ]
     session.stop()
     return answer
+
+
+def another_change() -> tuple[str, list[int], int]:
+    """Rank 0 takes a step while the others set passes: the error, the periods of all ranks, a later sum."""
+    _start("none")
+    mcr_dl.refine(0.1)
+    _small()
+    try:
+        if mcr_dl.get_rank() == 0:
+            mcr_dl.refine_step()
+        else:
+            mcr_dl.set_passes(["log"])
+        text = "none"
+    except mcr_dl.InvalidArgumentError as error:
+        text = str(error)
+    mine = torch.tensor([_C.world()._refinement()[0]])
+    periods = torch.empty(mcr_dl.get_world_size(), dtype=torch.int64)
+    mcr_dl.all_gather_single(periods, mine, backend=mcr_dl.get_backend())
+    total = sum(int(_small()[0]) for _ in range(100)) // 100
+    mcr_dl.refine_step()
+    session.stop()
+    return text, periods.tolist(), total

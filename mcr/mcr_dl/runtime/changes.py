@@ -115,17 +115,25 @@ def _compare(group: _C.Group, values: list[Any]) -> None:
                 "it again on all ranks"
             )
             raise InvalidArgumentError(message)
-        if each["newest"] is not None and each["newest"][0] != first["newest"][0]:
+    points = [each["newest"] for each in values]
+    if None not in points:
+        require_one_point(group, first["what"], points)
+
+
+def require_one_point(group: _C.Group, what: str, points: list[list[Any]]) -> None:
+    """Raise InvalidArgumentError for the first rank whose newest collective is not rank 0's."""
+    for rank, point in enumerate(points):
+        if point[0] != points[0][0]:
             message = (
-                f"{each['what']}: expected all ranks of group {group.name()!r} to call it after the same collective, "
-                f"got {_place_text(first)} on rank 0 and {_place_text(each)} on rank {rank}; "
+                f"{what}: expected all ranks of group {group.name()!r} to call it after the same collective, "
+                f"got {_place_text(points[0])} on rank 0 and {_place_text(point)} on rank {rank}; "
                 "move it to the same place on all ranks"
             )
             raise InvalidArgumentError(message)
 
 
-def _place_text(value: dict[str, Any]) -> str:
-    made, operation = value["newest"]
+def _place_text(point: list[Any]) -> str:
+    made, operation = point
     return f"after collective {made} ({operation})" if made else "before the first one"
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from mcr_dl import _C
 from mcr_dl.base import agreement
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.runtime import changes, handles
@@ -61,6 +63,15 @@ def _largest_costs(values: list[Any]) -> list[int]:
     return [max(costs) for costs in zip(*(value["costs"] for value in values), strict=True)]
 
 
+def _agreed(group: _C.Group, values: list[Any]) -> dict[str, Any]:
+    """The largest costs, or what differs between ranks that all call refine_step."""
+    try:
+        changes.require_one_point(group, "refine_step", [value["newest"] for value in values])
+        return {"costs": _largest_costs(values)}
+    except InvalidArgumentError as error:
+        return {"different": str(error)}
+
+
 def refine(share: float = 0.02, group: handles.Group = None) -> None:
     """Let a share of the blocking collectives that name no backend try another candidate; 0 ends that.
 
@@ -88,20 +99,21 @@ def refine_step(group: handles.Group = None) -> list[Change]:
     often enough, the costs in memory become the largest of the ranks' medians.
 
     Returns the changes, equal on all ranks. Raises InvalidArgumentError on all ranks if they have not made the same
-    calls since ``refine``, or call this after different ones; refinement is then off, and the group stays usable.
+    calls since ``refine``, or call this after different ones; refinement is then off, and the group stays usable. If
+    some ranks make another change instead, such as ``set_passes``, the error leaves refinement as it is.
     """
     if handles.left_out(group, "refine_step"):
         return []
     where = handles.core_group(group)
     period, fingerprint, costs = where._refinement()
-    mine = {"calls": [period, fingerprint], "costs": costs}
-    try:
-        agreed = changes.agree(where, "refine_step", mine, _largest_costs)
-    except InvalidArgumentError as error:
+    mine = {"newest": _C.newest_collective(where), "calls": [period, fingerprint], "costs": costs}
+    # Ranks that make another change get an error of agree() too, and turn nothing off: this one does as they do.
+    agreed = changes.agree(where, "refine_step", mine, partial(_agreed, where), anywhere=True)
+    if "different" in agreed:
         where._refine(0)
-        message = f"refinement (group {where.name()!r}): {error}; refinement is off now"
-        raise InvalidArgumentError(message) from error
-    made = [Change(*change) for change in where._adopt(agreed)] if agreed else []
+        message = f"refinement (group {where.name()!r}): {agreed['different']}; refinement is off now"
+        raise InvalidArgumentError(message)
+    made = [Change(*change) for change in where._adopt(agreed["costs"])] if agreed["costs"] else []
     if where.rank() == 0:
         for change in made:
             _log.info("refinement (group %r): %s", where.name(), change)
