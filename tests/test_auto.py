@@ -15,6 +15,7 @@ from mcr_dl import _C
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.tables import rules, table
 from mcr_dl.tables.host import Software, host
+from mcr_dl.tuning import explain
 from ranks import choice
 
 CANDIDATES = ("mpi", "mpi:p2p", "gloo")
@@ -279,6 +280,21 @@ def test_a_bad_question(pools: Pools) -> None:
     ):
         said = pool.run(choice.start, "none", {}, question)
         assert all(each.startswith("InvalidArgumentError") and part in each for each in said), said
+
+
+@pytest.mark.parametrize(
+    ("chosen", "tried", "reason"),
+    [
+        ("gloo", False, "the cheapest"),
+        ("mpi", False, "within 2 % of the cheapest, gloo, and chosen for the sizes below"),
+        ("mpi", True, "within 10 % of the cheapest, gloo, and chosen before the trials"),
+    ],
+)
+def test_reasons(chosen: str, tried: bool, reason: str) -> None:
+    """Curves that are close keep the candidate of smaller sizes, trials the one that calls used before."""
+    facts = {"forced": False, "measured": True, "refined": False, "excluded": []}
+    found = {**facts, "chosen": chosen, "tried": tried}
+    assert explain._reason("all_reduce", 4, found, {"gloo": 1.0, "mpi": 1.01}) == reason
 
 
 def test_schema_and_json_agree() -> None:

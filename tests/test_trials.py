@@ -33,7 +33,9 @@ def _leave_table(cache: Path, ranks: int, *, quick: bool, excluded: str = "") ->
     files.write(Table(files.now(), host(), software(_C.backend_status()), {}, (scale,)), path)
 
 
-def _run(cache: Path, case: str, ranks: int = 2, *, quick: bool | None = True, excluded: str = "") -> list[dict[str, Any]]:
+def _run(
+    cache: Path, case: str, ranks: int = 2, *, quick: bool | None = True, excluded: str = ""
+) -> list[dict[str, Any]]:
     """The facts of all ranks. ``quick``: of the table that they find; None: the one of the last run."""
     if quick is not None:
         _leave_table(cache, ranks, quick=quick, excluded=excluded)

@@ -123,9 +123,12 @@ Selector::Explanation Selector::explain(const Call& call) {
   return result;
 }
 
+// What choose() does for a call that goes through no passes.
 void Selector::explain_trials(const Call& call, int64_t bytes, Explanation& result) {
-  const auto found = trials_ == nullptr ? std::nullopt : trials_->result(call, bytes);
+  if (trials_ == nullptr || bytes < remembered(call).trials_from) return;
+  const auto found = trials_->result(call, bytes);
   if (!found) return;
+  result.tried = true;
   result.chosen = &at(found->chosen);
   result.guessed = false;
   for (auto& candidate : result.candidates) {

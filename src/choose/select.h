@@ -138,6 +138,7 @@ class Selector {
     const Slot* chosen;
     bool forced;   // by a rule
     bool guessed;  // from the curves of another class of types, of the form with equal counts, or of blocking calls
+    bool tried;    // by results of trials
     struct Candidate {
       const Slot* slot;
       std::optional<int32_t> cost;  // at the call's size, or at 0 if it is not known; nothing: not measured

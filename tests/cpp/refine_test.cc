@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "check.h"
@@ -215,6 +216,23 @@ TEST(excluded_candidates_are_never_tried) {
   trio.selector().try_candidates("a group");
   counts = trio.run(call(Op::all_reduce, 8, DType::Long), 6);
   CHECK(counts["a"] == 3 && counts["b"] == 3 && counts["c"] == 0);
+}
+
+TEST(results_of_trials_are_explained_where_they_are_used) {
+  auto tuning = known();
+  const auto largest = int64_t{1} << 18;  // elements of the largest size measured
+  auto larger = call(Op::all_reduce, 2 * largest);
+  larger.size_hint = 2 * largest * 4;
+  tuning.tried = {{larger, "b", unit(9)}, {larger, "c", unit(8)}};
+  Trio trio(tuning);
+  trio.selector().try_candidates("a group");
+  for (const auto& [count, chosen, tried] : {std::tuple{2 * largest, "a", false}, {2 * largest + 1, "c", true}}) {
+    const auto asked = call(Op::all_reduce, count);
+    const auto explained = trio.selector().explain(asked);
+    CHECK(explained.chosen->name == chosen && explained.tried == tried);
+    Timing timing(true);
+    CHECK(trio.selector().choose(asked, count * 4, timing) == explained.chosen);
+  }
 }
 
 TEST(forced_unsized_asynchronous_and_point_to_point_calls_never_do) {

@@ -84,8 +84,9 @@ def _reason(operation: str, nbytes: int | None, found: dict[str, Any], times: di
     if found["forced"]:
         return f"by the rule {_rule(operation, nbytes).text!r} of {rules.VARIABLE}"
     if len(times) < 2:
-        left_out = f" (left out by measurement: {', '.join(found['excluded'])})" if found["excluded"] else ""
-        return ("the only candidate that has it natively" if times else "no candidate has it natively: emulated") + left_out
+        reason = "the only candidate that has it natively" if times else "no candidate has it natively: emulated"
+        gone = ", ".join(found["excluded"])
+        return reason + (f" (left out by measurement: {gone})" if gone else "")
     if not found["measured"]:
         return "not measured: the first that has it natively, in the order given at init"
     if nbytes is None:
@@ -95,6 +96,8 @@ def _reason(operation: str, nbytes: int | None, found: dict[str, Any], times: di
     refined = ", refined while running" if found["refined"] else ""
     if best == chosen:
         return f"the cheapest{refined}"
+    if found["tried"]:
+        return f"within 10 % of the cheapest, {best}, and chosen before the trials{refined}"
     return f"within 2 % of the cheapest, {best}, and chosen for the sizes below{refined}"
 
 

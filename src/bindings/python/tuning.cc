@@ -109,6 +109,7 @@ py::dict explain(Group& group, const std::string& operation, int64_t nbytes, con
   result["measured"] = measured;
   result["guessed"] = explanation.guessed;
   result["refined"] = refined;
+  result["tried"] = explanation.tried;
   result["candidates"] = candidates;
   py::list excluded;
   for (const auto* slot : explanation.excluded) excluded.append(slot->name);
