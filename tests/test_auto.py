@@ -7,6 +7,7 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -276,6 +277,8 @@ def test_a_bad_question(pools: Pools) -> None:
     for question, part in (
         (("all_reduc", 4), "all_reduce"),
         (("all_reduce", None), "nbytes"),
+        (("all_gatherv", None), "nbytes: expected the bytes of all_gatherv"),
+        (("reduce_scatterv", None), "nbytes"),
         (("all_reduce", -1), "nbytes"),
     ):
         said = pool.run(choice.start, "none", {}, question)
@@ -292,9 +295,23 @@ def test_a_bad_question(pools: Pools) -> None:
 )
 def test_reasons(chosen: str, tried: bool, reason: str) -> None:
     """Curves that are close keep the candidate of smaller sizes, trials the one that calls used before."""
-    facts = {"forced": False, "measured": True, "refined": False, "excluded": []}
+    facts = {"measured": True, "refined": False, "excluded": []}
     found = {**facts, "chosen": chosen, "tried": tried}
-    assert explain._reason("all_reduce", 4, found, {"gloo": 1.0, "mpi": 1.01}) == reason
+    assert explain._reason(4, found, {"gloo": 1.0, "mpi": 1.01}) == reason
+
+
+def test_the_rule_that_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last one whose candidate the group has."""
+    given = rules.parse("all_reduce:*:gloo#all_reduce:0-64k:mpi#all_reduce:0-1k:shm", None)
+    current = SimpleNamespace(knowledge=SimpleNamespace(rules=given))
+    monkeypatch.setattr(explain.state, "current", lambda: current)
+    for nbytes, candidates, expected in (
+        (64, ["gloo", "mpi", "shm"], "all_reduce:0-1k:shm"),
+        (64, ["gloo", "mpi"], "all_reduce:0-64k:mpi"),
+        (1 << 20, ["gloo", "mpi"], "all_reduce:*:gloo"),
+        (None, ["gloo", "mpi"], "all_reduce:*:gloo"),
+    ):
+        assert explain._rule("all_reduce", nbytes, candidates).text == expected
 
 
 def test_schema_and_json_agree() -> None:

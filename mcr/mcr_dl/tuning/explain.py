@@ -67,22 +67,22 @@ def _times(found: dict[str, Any]) -> dict[str, float | None]:
     return {name: None if cost is None else microseconds_of(cost) for name, cost in costs.items()}
 
 
-def _rule(operation: str, nbytes: int | None) -> rules.Rule:
+def _rule(operation: str, nbytes: int | None, candidates: list[str]) -> rules.Rule:
+    """The last rule for the call whose candidate the group has."""
     knowledge = state.current().knowledge
     fitting = [
         rule
         for rule in ([] if knowledge is None else knowledge.rules)
         if rule.operation == operation
+        and rule.candidate in candidates
         and (nbytes is None or (rule.start <= nbytes and (rule.end == rules.NO_END or nbytes < rule.end)))
         and (nbytes is not None or (rule.start == 0 and rule.end == rules.NO_END))
     ]
     return fitting[-1]
 
 
-def _reason(operation: str, nbytes: int | None, found: dict[str, Any], times: dict[str, float | None]) -> str:
+def _reason(nbytes: int | None, found: dict[str, Any], times: dict[str, float | None]) -> str:
     chosen = found["chosen"]
-    if found["forced"]:
-        return f"by the rule {_rule(operation, nbytes).text!r} of {rules.VARIABLE}"
     if len(times) < 2:
         reason = "the only candidate that has it natively" if times else "no candidate has it natively: emulated"
         gone = ", ".join(found["excluded"])
@@ -162,11 +162,11 @@ def _operation(operation: str) -> str:
 
 
 def _size(name: str, nbytes: int | None) -> int:
-    """The size of the call, -1 if it is not known."""
-    if nbytes is None and operation_of(name).vectored:
+    """The size of the call, -1 if it is not known: the core refuses that where every rank knows it."""
+    if nbytes is None:
         return -1
     try:
-        size = -1 if nbytes is None else operator.index(nbytes)
+        size = operator.index(nbytes)
     except TypeError:
         message = f"nbytes: expected a whole number of bytes, got {nbytes!r}"
         raise InvalidTypeError(message) from None
@@ -199,7 +199,7 @@ def explain(
     Args:
         operation: a public name, such as ``all_reduce``, ``all_to_allv``, ``all_gather_into_tensor``.
         nbytes: the size as tables count it: the tensor; for gathers and scatters all ranks' data; for all_to_all one
-            rank's. None for a vectored call whose size differs between ranks.
+            rank's. None for gatherv, scatterv and all_to_allv, whose size differs between ranks.
         dtype: the element type.
         op: the reduction, for operations that reduce.
         group: the default group if None.
@@ -222,6 +222,9 @@ def explain(
     times = _times(found)
     knowledge = state.current().knowledge
     codec, codec_us = _codec(name, nbytes, element, where, found["chosen"], device)
+    reason = _reason(nbytes, found, times)
+    if found["forced"]:
+        reason = f"by the rule {_rule(name, nbytes, where.candidates).text!r} of {rules.VARIABLE}"
     used = found["measured"] and not found["forced"] and knowledge is not None
     return Explanation(
         operation=name,
@@ -230,7 +233,7 @@ def explain(
         predicted_us=times,
         table=knowledge.source if used and knowledge is not None else "",
         row=_row(name, element, where, found, device, async_op=async_op) if used else "",
-        reason=_reason(name, nbytes, found, times),
+        reason=reason,
         codec=codec,
         codec_us=codec_us,
         plans=_plans(name, nbytes, where),

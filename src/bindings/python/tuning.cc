@@ -82,11 +82,15 @@ void tune(Group& group, const Costs& costs, bool exact, const Rules& rules, cons
   group.tune(std::move(tuning));
 }
 
-// `nbytes` < 0: the size is not known to all ranks.
+// `nbytes` < 0: the size, which not all ranks know.
 py::dict explain(Group& group, const std::string& operation, int64_t nbytes, const std::string& dtype,
                  const std::string& red, const std::string& device, bool asynchronous) {
   Call call;
   std::tie(call.op, call.vectored) = operation_of(operation);
+  if (nbytes < 0 && message_elements(call, group.size()) >= 0) {
+    throw Error(ErrorCode::InvalidArgument,
+                "nbytes: expected the bytes of " + operation + ", which every rank knows, got None");
+  }
   call.dtype = named<DType>(kDTypes, dtype);
   call.red = named<RedOp>(kReductions, red);
   call.device.type = device_type(device);
