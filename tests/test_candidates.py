@@ -45,7 +45,18 @@ def test_spellings(name: str, spelling: str, backend: str, variant: str, codec: 
     assert registry.is_known(name) == (not variant and not codec)
 
 
-@pytest.mark.parametrize("name", ["", "strip(gloo,mpi)", "stripe(gloo,mpi", "gloo+gloo", "gloo+mpi:100", "\ud800("])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "strip(gloo,mpi)",
+        "stripe(gloo,mpi",
+        "gloo+gloo",
+        "gloo+mpi:100",
+        "\ud800(",
+        pytest.param("hier(" * 100_000 + "a" + ",a)" * 100_000, id="deep"),
+    ],
+)
 def test_wrong_spellings(name: str) -> None:
     """They are an error, and not a backend's name."""
     with pytest.raises(InvalidArgumentError, match=r"expected .*, got"):

@@ -218,6 +218,10 @@ VIOLATIONS: list[tuple[Callable[[Any], Any], str]] = [
         "scales[0].curves[1].dtype_class: expected one of ['any', 'half', 'float', 'integer', 'complex']",
     ),
     (_at("scales", 0, "winners", 0, "ranges", 0, "candidate", "m p i"), "ranges[0].candidate: expected a text like "),
+    (
+        _at("scales", 0, "excluded", 0, "candidate", "hier(" * 10_000 + "a" + ",a)" * 10_000),
+        "excluded[0].candidate: expected a text of at most 1000 characters (",
+    ),
     (_at("scales", 0, "winners", 0, "ranges", []), "winners[0].ranges: expected at least 1 entry ("),
     (_at("host", "speed", 3), "host: expected only the keys fingerprint, cpu, cores,"),
     (_at("settings", "sizes", [1]), "settings.sizes: expected a number or a text or true or false ("),

@@ -121,6 +121,12 @@ Candidate without_codec(std::string_view name, std::string_view text) {
 }  // namespace
 
 Candidate Candidate::parse(std::string_view text) {
+  // The parts of a name are parsed recursively; a table or a variable may have any text.
+  if (text.size() > kLongestName) {
+    throw Error(ErrorCode::InvalidArgument, "expected the name of a candidate, of at most " +
+                                                std::to_string(kLongestName) + " characters, got " +
+                                                std::to_string(text.size()));
+  }
   const auto bar = std::min(text.find('|'), text.size());
   auto result = without_codec(trimmed(text.substr(0, bar)), text);
   result.codec = trimmed(text.substr(std::min(bar + 1, text.size())));

@@ -2,6 +2,7 @@
 // Names of candidates. No other file parses them.
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <map>
 #include <optional>
@@ -36,6 +37,9 @@ struct Candidate {
   std::string name() const;
   std::string text() const { return codec.empty() ? name() : name() + "|" + codec; }
 };
+
+/// The characters of a name, at most.
+inline constexpr std::size_t kLongestName = 1000;
 
 /// The variant of themis(...) whose chunks all go through the dimensions in one order.
 inline constexpr std::string_view kFixedOrder = "baseline";

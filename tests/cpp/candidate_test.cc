@@ -129,6 +129,19 @@ TEST(backends_whose_calls_may_go_to_one_communicator) {
   }
 }
 
+TEST(a_name_has_a_limit) {
+  const auto nested = [](int depth) {
+    std::string text;
+    for (int i = 0; i < depth; ++i) text += "hier(";
+    text += "a";
+    for (int i = 0; i < depth; ++i) text += ",a)";
+    return text;
+  };
+  CHECK(error_of(nested(100)).starts_with("expected the name of a backend in place of"));
+  CHECK(error_of(nested(100'000)) == "expected the name of a candidate, of at most 1000 characters, got 800001");
+  CHECK(error_of(std::string(1000, 'a')) == "no error" && error_of(std::string(1001, 'a')) != "no error");
+}
+
 TEST(names_of_variants) {
   CHECK(variant_of("mpi", "p2p") == "mpi:p2p");
   CHECK(variant_of("stripe(gloo,mpi)", "67") == "stripe(gloo,mpi,67)");
