@@ -150,6 +150,12 @@ def test_passes(nursery: Nursery) -> None:
     jobs.expect(job.survivors, 0, "refused: grow: rank 1: passes: expected [['log'")
 
 
+def test_a_rule_for_a_candidate_made_of_others(nursery: Nursery) -> None:
+    """The new process takes the rules of the job, whatever they name."""
+    job = Job(nursery, "gloo,shm,gloo+shm", "1", MCR_DL_TUNE="all_reduce:1m-inf:stripe(gloo,shm)")
+    job.end(job.rejoin(1))
+
+
 def test_calls_are_compared_in_detail(nursery: Nursery) -> None:
     """Detail mode serves the new process too."""
     job = Job(nursery, "gloo", "1", MCR_DL_DEBUG="detail")

@@ -251,8 +251,8 @@ def decider(
     return decide
 
 
-def knowledge_of(answer: dict[str, Any], backends: list[str]) -> Knowledge:
-    """The agreed answer as a value; equal on all ranks."""
+def knowledge_of(answer: dict[str, Any], backends: list[str] | None) -> Knowledge:
+    """The agreed answer as a value; equal on all ranks. ``backends``: those that rules may name, or None for any."""
     nodes, crowded = blocks.unpack(answer["nodes"]), [bool(each) for each in blocks.unpack(answer["crowded"])]
     parsed = rules.parse(answer["rules_text"], backends)
     return Knowledge(**{**answer, "nodes": nodes, "crowded": crowded}, rules=parsed)
