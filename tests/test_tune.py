@@ -166,8 +166,10 @@ def test_resume_of_something_else(tmp_path: Path) -> None:
 QUICK = ["--ops", "all_reduce,barrier", "--max-bytes", "64", "--factor", "4", "--dtypes", "float32", "--budget", "0.02"]
 
 
-def _command(*arguments: str, cache: Path | None = None, launcher: list[str] | None = None) -> tuple[int, str, str]:
-    environment = {**os.environ, "MCR_DL_TUNING_TABLE": ""}
+def _command(
+    *arguments: str, cache: Path | None = None, launcher: list[str] | None = None, **variables: str
+) -> tuple[int, str, str]:
+    environment = {**os.environ, "MCR_DL_TUNING_TABLE": "", **variables}
     if cache is not None:
         environment["XDG_CACHE_HOME"] = str(cache)
     command = [*(launcher or [sys.executable, "-m"]), "mcr_dl.tuning", *arguments]
@@ -198,6 +200,14 @@ def test_the_command(tmp_path: Path) -> None:
     assert _command("plot", "-o", str(tmp_path / "q.png"), cache=tmp_path)[0] == 0
     assert (tmp_path / "q.png").read_bytes() == (tmp_path / "p.png").read_bytes()
     assert _command("diff", str(path), str(path))[0] == 0
+
+
+def test_the_table_that_the_variable_names(tmp_path: Path) -> None:
+    """Programs read it once it is there; the command makes it."""
+    path = str(tmp_path / "t.json")
+    code, _, err = _command(*QUICK, "--output", path, MCR_DL_TUNING_TABLE=path)
+    assert code == 0, err
+    assert table.read(path).scales
 
 
 def test_other_scales_join_the_table(tmp_path: Path) -> None:

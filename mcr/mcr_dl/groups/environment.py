@@ -13,8 +13,9 @@ from mcr_dl.runtime import dimensions
 from mcr_dl.tables import choice, rules
 
 
-def require() -> None:
-    """Check the values of all variables, so that a wrong one is one error instead of one for each rank.
+def require(*, table: bool = True) -> None:
+    """Check the values of all variables, so that a wrong one is one error instead of one for each rank. ``table``:
+    whether a tuning table that they name must be readable; a command that makes it does not read it.
 
     Raises an McrError that names the variable: InvalidArgumentError, or BackendUnavailableError for a library that is
     not there.
@@ -23,7 +24,8 @@ def require() -> None:
         raise InvalidArgumentError(problem)
     registry.require_environment()
     chain.with_scheduler(chain.specify(None))
-    choice.require_named()
+    if table:
+        choice.require_named()
     text = os.environ.get(rules.VARIABLE, "")
     for rule in rules.parse(text, None):
         if unknown := registry.unknown_in(rule.candidate):

@@ -328,7 +328,7 @@ def _summary(scale: Scale, path: Path, seconds: float, devices: int) -> None:
 
 
 def _measure(settings: _Settings) -> int:
-    environment.require()
+    environment.require(table=False)
     backends = _backends_for(settings.backends, settings.device)
     path = _target(settings.output)
     for ranks in _remaining(settings, path):
