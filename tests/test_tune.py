@@ -125,6 +125,18 @@ def test_ranks_that_die_when_all_is_measured(tmp_path: Path) -> None:
     assert {unit.key for unit in PLAN.units} == progress.done
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("MCR_DL_PASSES", "log"), ("MCR_DL_SCHEDULE", "syndicate"), ("MCR_DL_TRACE", "traces")]
+)
+def test_passes_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    """Calls are measured without them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(name, value)
+    plan = replace(PLAN, units=(Unit("barrier", "float32", (0,)),))
+    assert not _tune(tmp_path, faults.with_passes, plan).excluded
+    assert not (tmp_path / "traces").exists()
+
+
 def test_a_budget_above_the_limit(tmp_path: Path) -> None:
     """Timing says nothing while it uses its budget: no candidate is to blame."""
     plan = replace(PLAN, units=(Unit("barrier", "float32", (0,)),), budget_seconds=6.0, confidence=1e-9)

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mcr_dl
+from mcr_dl import _C
 from mcr_dl.base import launcher
 from mcr_dl.measure.cases import Prepared
 from mcr_dl.tuning import worker
@@ -100,3 +102,15 @@ def dies_at_the_end(*arguments: Any) -> int:
 def never_starts(*_: Any) -> int:
     """A backend that ends the process before anything is measured."""
     raise RuntimeError("no such device")
+
+
+def with_passes(*arguments: Any) -> int:
+    """Fails if calls go through passes."""
+    check = worker.Worker.run
+
+    def run(self: worker.Worker) -> None:
+        assert not _C.passes(self.group), mcr_dl.get_passes()
+        check(self)
+
+    worker.Worker.run = run  # type: ignore[method-assign]
+    return worker.work(*arguments)

@@ -22,7 +22,7 @@ from mcr_dl.groups import default_group
 from mcr_dl.measure import devices
 from mcr_dl.runtime import state
 from mcr_dl.tuning._journal import WHERE, Journal, Plan, Progress
-from mcr_dl.tuning.worker import VISITS, Worker
+from mcr_dl.tuning.worker import VISITS, Worker, start
 
 _LARGEST = 64 * documents.MIB
 _LATER_SECONDS = 2.0  # the other ranks leave after rank 0, which has something to write
@@ -92,7 +92,7 @@ def _shared(plan: Plan, journal: Journal, *, resume: bool) -> Progress:
 def run(plan: Plan, journal: Journal, limit: float, *, resume: bool) -> Progress | None:
     """Measure in this process, which is a rank. Returns the progress on rank 0, None on the others."""
     devices.take(plan.device)
-    default_group.init_process_group(list(plan.backends), tuning_table="none")
+    start(plan.backends)
     worker = _Watched(plan, _shared(plan, journal, resume=resume), journal, limit)
     try:
         worker.run()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
@@ -134,10 +135,19 @@ class Worker:
         self.note("excluded", **unit.where, candidate=candidate, reason=reason)
 
 
+def start(backends: Iterable[str], timeout: timedelta | None = None) -> None:
+    """Start the runtime in a rank that measures. No table makes choices: candidates are named. No pass, scheduler or
+    trace of the environment is there, as their time would be a part of each call's.
+    """
+    for name in ("MCR_DL_PASSES", "MCR_DL_SCHEDULE", "MCR_DL_TRACE"):
+        os.environ.pop(name, None)
+    default_group.init_process_group(list(backends), timeout=timeout, tuning_table="none")
+
+
 def work(plan: Plan, progress: Progress, journal: Path, limit: float) -> int:
-    """Run a rank process. No table makes choices here: candidates are named."""
+    """Run a rank process."""
     devices.take(plan.device)
-    default_group.init_process_group(list(plan.backends), timeout=timedelta(seconds=limit * 4), tuning_table="none")
+    start(plan.backends, timedelta(seconds=limit * 4))
     Worker(plan, progress, Journal(journal)).run()
     default_group.destroy_process_group()
     return 0
@@ -147,9 +157,7 @@ def start_alone(backend: str, limit: float, device: str = "cpu") -> int:
     """Start one backend and make one call on it, to see whether it works here at all."""
     devices.take(device)
     registry.load(backend)
-    default_group.init_process_group(
-        registry.with_needed([backend]), timeout=timedelta(seconds=limit), tuning_table="none"
-    )
+    start(registry.with_needed([backend]), timedelta(seconds=limit))
     _C.barrier(backend=backend)
     default_group.destroy_process_group()
     return 0
