@@ -361,7 +361,7 @@ void Selector::await_trials(const Call& call, const std::function<void()>& check
 int64_t Selector::uncovered_from(const Subject& subject) const {
   int64_t from = 0;
   for (const auto& [measured, largest] : covered_) {
-    if (measured == subject) from = std::max(from, 2 * largest + 1);
+    if (measured == subject) from = std::max(from, largest < kCovered / 2 ? 2 * largest + 1 : kCovered);
   }
   return from;
 }

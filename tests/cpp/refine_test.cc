@@ -233,6 +233,10 @@ TEST(results_of_trials_are_explained_where_they_are_used) {
     Timing timing(true);
     CHECK(trio.selector().choose(asked, count * 4, timing) == explained.chosen);
   }
+  // The largest size of a table covers all others.
+  tuning.costs.front().curve.put({int64_t{1} << 62, unit(20)});
+  trio.group().tune(tuning);
+  CHECK(!trio.selector().explain(call(Op::all_reduce, 2 * largest + 1)).tried);
 }
 
 TEST(forced_unsized_asynchronous_and_point_to_point_calls_never_do) {
