@@ -173,6 +173,28 @@ def test_resume_of_something_else(tmp_path: Path) -> None:
         Journal(tmp_path / "journal").resume(other)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "name"),
+    [
+        ("ranks_per_node", 1, "ranks_per_node"),
+        ("nodes", 2, "nodes"),
+        ("libraries", {"gloo": "another"}, "gloo"),
+    ],
+)
+def test_resume_on_other_ranks(tmp_path: Path, key: str, value: object, name: str) -> None:
+    """Measurements with other libraries, or on other hosts, are not mixed; the journal stays as it is."""
+    journal = Journal(tmp_path / "journal")
+    journal.begin(PLAN)
+    facts = {"ranks": 2, "nodes": 1, "ranks_per_node": 2, "libraries": {}, "bound": False, "devices": 0}
+    journal.add("ready", **{**facts, key: value})
+    for _ in range(2):
+        again = Journal(journal.path)
+        progress = again.resume(PLAN)
+        with pytest.raises(InvalidArgumentError, match=rf"--resume: .* {name}: expected"):
+            tuner.Tuner(PLAN, again, progress, limit=10.0).run()
+        assert progress.samples == []
+
+
 # ---- the command
 
 QUICK = ["--ops", "all_reduce,barrier", "--max-bytes", "64", "--factor", "4", "--dtypes", "float32", "--budget", "0.02"]

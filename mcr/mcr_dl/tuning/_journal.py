@@ -115,6 +115,20 @@ class Progress:
         if kind not in ("ready", "step", "sample"):
             self.step = None
 
+    def contradiction(self, facts: Mapping[str, Any], backends: Sequence[str]) -> str:
+        """How the ranks differ from those that measured before, in an interrupted run; empty if they do not."""
+        if not self.facts:
+            return ""
+        keys = ("nodes", "ranks_per_node")
+        pairs = [(key, self.facts[key], facts[key]) for key in keys]
+        before, here = self.facts["libraries"], facts["libraries"]
+        pairs += [(name, before[name], here[name]) for name in backends if name in before and name in here]
+        for name, old, new in pairs:
+            if old != new:
+                what = "--resume: the interrupted run had other ranks"
+                return f"{what}: {name}: expected {old}, got {new}; run without --resume"
+        return ""
+
     def out(self, unit: Unit) -> set[str]:
         """Candidates that are no longer tried on the unit's operation, in its form."""
         operation, _, async_op = unit.key
@@ -142,6 +156,7 @@ _FIELDS: dict[str, Mapping[str, type]] = {
     "apart": _WHERE,
     "done": _WHERE,
     "interrupted": {},
+    "refused": {"reason": str},
 }
 
 

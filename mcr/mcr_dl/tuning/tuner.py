@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mcr_dl.base.errors import BackendUnavailableError
+from mcr_dl.base.errors import BackendUnavailableError, InvalidArgumentError
 from mcr_dl.base.operations import dtype_class
 from mcr_dl.bench.ranks import LocalRanks, run_local
 from mcr_dl.commands.sizes import size_text
@@ -55,7 +55,9 @@ class Tuner:
         self.limit, self.report, self.entry = limit, report, entry
 
     def run(self) -> Progress:
-        """Measure everything that is not done. Raises BackendUnavailableError if the ranks cannot be started at all."""
+        """Measure everything that is not done. Raises BackendUnavailableError if the ranks cannot be started at all,
+        and InvalidArgumentError if they differ from those of the interrupted run that goes on.
+        """
         while any(unit.key not in self.progress.done for unit in self.plan.units):
             before = (len(self.progress.samples), len(self.progress.excluded), len(self.progress.apart))
             reason = self._once()
@@ -98,6 +100,8 @@ class Tuner:
     def _take_news(self) -> bool:
         events = self.journal.news()
         for event in events:
+            if event["event"] == "refused":
+                raise InvalidArgumentError(event["reason"])
             self.report(dict(event))
             self.progress.take(event)
         return bool(events)

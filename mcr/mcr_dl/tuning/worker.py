@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mcr_dl import _C
+from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.bench.ranks import bind
 from mcr_dl.groups import default_group
 from mcr_dl.libraries import registry
@@ -62,15 +63,18 @@ class Worker:
         """Measure all units that are not done."""
         knowledge = state.current().knowledge
         shape = knowledge.shape(self.group.ranks) if knowledge is not None else None
-        self.note(
-            "ready",
-            ranks=self.group.size(),
-            nodes=shape.nodes if shape else 1,
-            ranks_per_node=shape.ranks_per_node if shape else self.group.size(),
-            libraries=_C.backend_status(),
-            bound=self.bound,
-            devices=devices.count(self.plan.device),
-        )
+        facts = {
+            "ranks": self.group.size(),
+            "nodes": shape.nodes if shape else 1,
+            "ranks_per_node": shape.ranks_per_node if shape else self.group.size(),
+            "libraries": _C.backend_status(),
+            "bound": self.bound,
+            "devices": devices.count(self.plan.device),
+        }
+        if problem := self.progress.contradiction(facts, self.plan.backends):
+            self.note("refused", reason=problem)
+            raise InvalidArgumentError(problem)
+        self.note("ready", **facts)
         for unit in self.plan.units:
             if unit.key in self.progress.done:
                 continue
