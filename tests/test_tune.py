@@ -317,6 +317,14 @@ def test_bad_command_lines(arguments: list[str], part: str) -> None:
     assert len(err.strip().splitlines()) == 1
 
 
+def test_one_rank_of_a_launcher() -> None:
+    """It is refused before anything is measured."""
+    code, out, err = _command(*QUICK, RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+    assert (code, out) == (2, "")
+    assert "expected at least 2 ranks of the launcher" in err
+    assert len(err.strip().splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("named", "measured"),
     [

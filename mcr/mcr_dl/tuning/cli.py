@@ -177,6 +177,9 @@ def _settings(given: argparse.Namespace) -> _Settings:
         numbers = ",".join(map(str, given.n or ()))
         message = f"argument -n: expected {ranks[0]}, as the launcher has started that many ranks, got {numbers}"
         raise InvalidArgumentError(message)
+    if ranks[0] < 2:
+        message = f"expected at least 2 ranks of the launcher, as one has nothing to compare, got {ranks[0]}"
+        raise InvalidArgumentError(message)
     if given.codecs and given.device != "cpu":
         raise InvalidArgumentError(f"argument --codecs: expected --device cpu, got {given.device}")
     if given.output is not None and Path(given.output).exists() and not Path(given.output).is_file():
