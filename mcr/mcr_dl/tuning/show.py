@@ -119,8 +119,9 @@ def document(table: Table, operation: str | None = None) -> dict[str, Any]:
     select(table, names)
     whole = content(table)
     for scale in whole["scales"]:
-        for part in ("curves", "winners", "excluded"):
-            scale[part] = [row for row in scale.get(part, ()) if names is None or row["operation"] in names]
+        for part in ("curves", "winners", "excluded", "trials"):
+            if part in scale:  # few scales have trials
+                scale[part] = [row for row in scale[part] if names is None or row["operation"] in names]
     return {"file": table.source, **whole}
 
 
