@@ -69,6 +69,9 @@ REFUSED = [
     ("mcr-tune", "shwo", "invalid choice: shwo (choose from show, plot, diff, simulate); did you mean show?"),
     ("mcr-tune", "export --format openmpi", "invalid choice: export (choose from show, plot, diff, simulate)"),
     ("mcr-tune", "--qiuck", "unrecognized arguments: --qiuck"),
+    ("mcr-tune", "--budget 1e308", "--budget: expected at most 1000000 seconds, got 1e308"),
+    ("mcr-tune", "--limit 1e14", "--limit: expected at most 1000000 seconds, got 1e14"),
+    ("mcr-bench", "--budget 1e7", "--budget: expected at most 1000000 seconds, got 1e7"),
     ("mcr-tune", "--quick show", "expected the command first (mcr-tune show ...), got --quick"),
     ("mcr-tune", "show nofile.json", "there is no such file, and mcr-tune show --table FILE shows one"),
     ("mcr-tune", f"show {__file__}", f"got a file: mcr-tune show --table {__file__}"),
@@ -198,7 +201,8 @@ def test_completion_without_shtab(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 def test_json_of_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """``show`` and ``diff`` as JSON, on the standard output and in a file; the exit code is the report's."""
     a, b, file = (str(tmp_path / name) for name in ("a.json", "b.json", "report.json"))
-    whole = tables.make()
+    other = tables.curve("mpi", 1.0, operation="broadcast", dtype_class="any")
+    whole = tables.make(tables.scale(trials=(tables.curve("mpi", 1.0), other)))
     table.write(whole, a)
     changed = replace(whole, software=replace(whole.software, torch="0.1"))
     table.write(changed, b)
@@ -206,7 +210,8 @@ def test_json_of_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert tune.main(["show", "--table", a, "--json", "-", operation]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["format"] == "mcr-dl tuning table"
-    assert {curve["operation"] for scale in shown["scales"] for curve in scale["curves"]} == {operation}
+    for part in ("curves", "trials"):
+        assert {curve["operation"] for scale in shown["scales"] for curve in scale[part]} == {operation}
     assert tune.main(["show", "--table", a, "--json", "-", "unknown"]) == 2
     assert "expected one of the table's" in capsys.readouterr().err
     assert tune.main(["diff", a, b, "--json", file]) == 1

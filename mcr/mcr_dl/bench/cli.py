@@ -40,6 +40,7 @@ from mcr_dl.commands.arguments import (
     plot,
     reductions,
     refuse,
+    seconds,
     sizes,
     write_json,
 )
@@ -82,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--in-place", action="store_true", help="use one buffer for input and output")
     add("--device", convert=device, default="cpu", meta="DEVICE", text="cpu or cuda (default: cpu)")
     text = "maximum time per size, for all backends together (default: 0.5)"
-    add("--budget", convert=above(0), default=0.5, meta="SECONDS", text=text)
+    add("--budget", convert=seconds, default=0.5, meta="SECONDS", text=text)
     add(
         "--confidence",
         convert=above(0),

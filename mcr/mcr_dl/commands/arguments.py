@@ -27,6 +27,7 @@ from mcr_dl.libraries import registry
 
 MOST_SIZES = 1000
 MOST_RANKS_PER_CORE = 64  # more than any measurement needs; each takes a second of processor time to start
+_LONGEST = 1e6  # seconds of a limit or a budget, at most: eleven days
 FAILED, INTERRUPTED = 2, 130  # exit codes
 STDOUT = "-"
 UNREAD = 128 + signal.SIGPIPE  # as of a program that the signal has ended
@@ -308,6 +309,14 @@ def above(limit: float) -> Callable[[str], float]:
         return value
 
     return convert
+
+
+def seconds(text: str) -> float:
+    value = above(0)(text)
+    if value > _LONGEST:
+        message = f"expected at most {_LONGEST:.0f} seconds, got {text!r}"
+        raise InvalidArgumentError(message)
+    return value
 
 
 def count(lowest: int) -> Callable[[str], int]:

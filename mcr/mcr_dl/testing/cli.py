@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--seed", type=checked(arguments.count(0)), default=None, metavar="NUMBER", help=text)
     result.add_argument("--all", dest="everything", action="store_true", help="run all cases instead of a share")
     text = "seconds for 100 cases (default: 60); longer means a hang"
-    result.add_argument("--limit", type=checked(arguments.above(0)), default=60.0, metavar="SECONDS", help=text)
+    result.add_argument("--limit", type=checked(arguments.seconds), default=60.0, metavar="SECONDS", help=text)
     arguments.add_json(result)
     return result
 

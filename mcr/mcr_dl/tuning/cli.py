@@ -137,12 +137,12 @@ def parser() -> argparse.ArgumentParser:
     add("--codecs", _codecs, (), "LIST", text)
     arguments.add_sizes(result, (None, "64M; quick: 16M"), (None, "2; quick: 4"))
     text = "maximum time per size, for all candidates together (default: 1.0; quick: 0.4)"
-    add("--budget", arguments.above(0), None, "SECONDS", text)
+    add("--budget", arguments.seconds, None, "SECONDS", text)
     text = "stop when medians are certain to ±SHARE (default: 0.025)"
     add("--confidence", arguments.above(0), 0.025, "SHARE", text)
     add(
         "--limit",
-        arguments.above(0),
+        arguments.seconds,
         30.0,
         "SECONDS",
         "seconds without progress after which a candidate counts as hung (default: 30)",
