@@ -264,6 +264,23 @@ def test_which_scales_suffice(quick: bool, candidates: set[str], known: bool) ->
     assert not knowledge.measured(choice.Shape(3, 1, 3), candidates)
 
 
+def test_layouts_are_told_apart() -> None:
+    """Of scales with as many ranks and nodes, the one with as many ranks on a node counts; else the nearest."""
+    even, uneven = (choice.costs_of(replace(_scale(quick=True), ranks=6, nodes=2, ranks_per_node=n)) for n in (3, 5))
+    for scales in ([even, uneven], [uneven, even]):
+        knowledge = choice.Knowledge("", [0, 0, 0, 0, 0, 1], [False] * 6, scales)
+        shape = knowledge.shape(list(range(6)))
+        assert shape == choice.Shape(6, 2, 5)
+        assert knowledge.scale_for(shape, "cpu") is uneven
+        assert knowledge.scale_for(choice.Shape(6, 2, 3), "cpu") is even
+        other = choice.Shape(6, 2, 4)
+        assert knowledge.scale_for(other, "cpu") is uneven
+        assert not knowledge.measured(other, set())
+        assert other.unlike(even) == "6 ranks on 2 nodes, up to 4 on each"
+        joined = knowledge.with_scale({**even, "name": "new"}, "")
+        assert [each["ranks_per_node"] for each in joined.scales] == [5, 3]
+
+
 def test_quick_samples_count_by_their_minimum() -> None:
     """There are too few for a median that other load on the machine does not change."""
     (quick,), (slow,) = (choice.costs_of(_scale(quick=each))["curves"] for each in (True, False))

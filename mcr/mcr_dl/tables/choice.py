@@ -11,7 +11,7 @@ import hashlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,15 @@ class Shape:
         where = "1 node" if self.nodes == 1 else f"{self.nodes} nodes"
         return f"{self.ranks} rank{'s' * (self.ranks > 1)} on {where}"
 
+    def is_of(self, scale: Mapping[str, Any]) -> bool:
+        """Whether a scale was measured with this shape."""
+        return all(getattr(self, name) == scale[name] for name in ("ranks", "nodes", "ranks_per_node"))
+
+    def unlike(self, scale: Mapping[str, Any]) -> str:
+        """The shape, with what tells it from that of a scale."""
+        alike = (self.ranks, self.nodes) == (scale["ranks"], scale["nodes"])
+        return f"{self}, up to {self.ranks_per_node} on each" if alike else str(self)
+
 
 @dataclass(frozen=True)
 class Knowledge:
@@ -72,8 +81,7 @@ class Knowledge:
         return all(each["quick"] for each in self._of(shape))
 
     def _of(self, shape: Shape) -> list[dict[str, Any]]:
-        where = ("cpu", shape.ranks, shape.nodes)
-        return [each for each in self.scales if (each["device"], each["ranks"], each["nodes"]) == where]
+        return [each for each in self.scales if each["device"] == "cpu" and shape.is_of(each)]
 
     def left_out_by(self, shape: Shape) -> str:
         """The scale of mcr-tune whose exclusions hold for a shape without measurements of its own; empty if there is
@@ -84,7 +92,7 @@ class Knowledge:
 
     def with_scale(self, scale: dict[str, Any], source: str) -> Knowledge:
         """This knowledge with a measured scale, in place of an older one of its shape."""
-        where = ("ranks", "nodes", "device")
+        where = ("ranks", "nodes", "ranks_per_node", "device")
         kept = [each for each in self.scales if any(each[key] != scale[key] for key in where)]
         return replace(self, scales=[*kept, scale], source=self.source or source)
 
@@ -98,10 +106,11 @@ class Knowledge:
         return Shape(len(ranks), len(nodes), max(nodes.values()))
 
     def scale_for(self, shape: Shape, device: str) -> dict[str, Any] | None:
-        """The measurements of that shape, or of the nearest by the ratios of ranks and nodes."""
+        """The measurements of that shape, or of the nearest by the ratios of ranks, nodes and ranks per node."""
 
         def distance(scale: dict[str, Any]) -> tuple[int, int]:
-            pairs = [(shape.ranks, scale["ranks"]), (shape.nodes, scale["nodes"])]
+            names = ("ranks", "nodes", "ranks_per_node")
+            pairs = [(getattr(shape, name), scale[name]) for name in names]
             return sum(max(a, b) * 1000 // min(a, b) for a, b in pairs), scale["ranks"]
 
         return min((each for each in self.scales if each["device"] == device), key=distance, default=None)
@@ -208,6 +217,7 @@ def costs_of(scale: Scale) -> dict[str, Any]:
     return {
         "ranks": scale.ranks,
         "nodes": scale.nodes,
+        "ranks_per_node": scale.ranks_per_node,
         "device": scale.device,
         "name": scale.name,
         "quick": scale.quick,
@@ -302,7 +312,7 @@ def tune(group: _C.Group, knowledge: Knowledge) -> None:
             for operation, types, candidate, points in scale[kind]
         ]
         excluded += [(operation, async_op, device, candidate) for operation, async_op, candidate in scale["excluded"]]
-        if (scale["ranks"], scale["nodes"]) != (shape.ranks, shape.nodes):
+        if not shape.is_of(scale):
             _say_nearest(shape, scale, group.rank())
             exact = exact and device != "cpu"  # only host tensors are tried
         elif device == "cpu":
@@ -318,4 +328,4 @@ def _say_nearest(shape: Shape, scale: dict[str, Any], rank: int) -> None:
     if rank == 0 and (shape, scale["name"]) not in _said:
         _said.add((shape, scale["name"]))
         level = logging.INFO if scale["quick"] else logging.WARNING
-        _log.log(level, "tuning table: no measurements for %s; using those for %s", shape, scale["name"])
+        _log.log(level, "tuning table: no measurements for %s; using those for %s", shape.unlike(scale), scale["name"])

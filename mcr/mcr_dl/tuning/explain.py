@@ -113,8 +113,7 @@ def _row(operation: str, dtype: str, group: _C.Group, found: dict[str, Any], dev
     curve = f"{operation}, {_C.dtype_class(dtype) if reduces else 'any'}{form}{stands_in}{refined}"
     if scale is None:
         return curve
-    exact = (scale["ranks"], scale["nodes"]) == (shape.ranks, shape.nodes)
-    nearest = "" if exact else f" (nearest to {shape})"
+    nearest = "" if shape.is_of(scale) else f" (nearest to {shape.unlike(scale)})"
     return f"{scale['name']}{nearest}, {curve}"
 
 
