@@ -168,6 +168,14 @@ def test_without_gloo(nursery: Nursery, tmp_path: Path) -> None:
     assert text.count("no measurement, as its ranks agree over gloo, which fails") == 1
 
 
+@pytest.mark.parametrize("errors", ["full", "none"])
+def test_a_standard_error_that_takes_nothing(nursery: Nursery, tmp_path: Path, errors: str) -> None:
+    """The job measures all the same, and says nothing elsewhere."""
+    facts, text = _start(nursery, tmp_path, 2, "gloo,shm", FIRST_START_ERRORS=errors)
+    assert facts[0]["scales"]
+    assert SAID not in text
+
+
 def test_a_candidate_with_wrong_results_is_left_out(nursery: Nursery, tmp_path: Path) -> None:
     """It is never chosen, and the table says why."""
     facts, _ = _start(nursery, tmp_path, 2, "gloo,shm", "shm")

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts on the backends of the first argument, and prints what ``auto`` knows then. A candidate named by the second
-argument gives wrong results in the first measurement."""
+argument gives wrong results in the first measurement. FIRST_START_ERRORS: the standard error of rank 0 during the
+start, "full" or "none"."""
 
 import json
+import os
 import sys
+from typing import TextIO
 
 import torch
 
@@ -23,8 +26,12 @@ def prepare(case: Case, candidate: str, group: mcr_dl._C.Group, tensors: Tensors
     return one
 
 
+ERRORS: dict[str, TextIO | None] = {"full": open("/dev/full", "w"), "none": None}  # noqa: SIM115
 start.prepare = prepare
+if "FIRST_START_ERRORS" in os.environ and os.environ["RANK"] == "0":
+    sys.stderr = ERRORS[os.environ["FIRST_START_ERRORS"]]  # type: ignore[assignment]
 mcr_dl.init_process_group(sys.argv[1])
+sys.stderr = sys.__stderr__
 x = torch.ones(3)
 mcr_dl.all_reduce(x)
 assert x.tolist() == [mcr_dl.get_world_size()] * 3

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from dataclasses import replace
@@ -73,7 +74,7 @@ def _measure(
         names = ", ".join(sorted(compared))
         text = f"{reason}: measuring {names} for up to {known.seconds:.0f} s"
         hint = f"mcr-tune measures more; {choice.VARIABLE}=none turns this off"
-        print(f"mcr_dl: {text} ({hint})", file=sys.stderr, flush=True)
+        _say(f"mcr_dl: {text} ({hint})")
     group = _group(world, "measure")
     try:
         control = _control(group, store)
@@ -90,6 +91,13 @@ def _measure(
     )
     current.knowledge = known.with_scale(*answer)
     choice.tune(world, current.knowledge)
+
+
+def _say(text: str) -> None:
+    """Print a line on the standard error, if there is one that takes it: the other ranks wait for this one."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):
+            print(text, file=sys.stderr, flush=True)
 
 
 def _control(group: _C.Group, store: torch_dist.Store) -> TorchControl | None:
