@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -273,6 +274,41 @@ def test_under_a_launcher(tmp_path: Path) -> None:
     code, _, err = _command(*QUICK, "--output", str(path), launcher=torchrun)
     assert code == 0, err
     assert table.read(path).scales[0].ranks == 2
+
+
+def _launched(folder: Path, *module: str, until: str = "") -> list[dict[str, object]]:
+    """The events in the journal of a run under torchrun, which gets a signal when this text is in the journal."""
+    given = "--ops all_gather --max-bytes 64 --dtypes float32 --backends mpi,gloo --no-async"
+    given += " --budget 2 --confidence 1e-9"
+    arguments = [*given.split(), "--output", str(folder / "t.json")]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", *module, *arguments]
+    environment = {**os.environ, "MCR_DL_TUNING_TABLE": "", "PYTHONPATH": str(Path(__file__).parent)}
+    journal, output = folder / "t.2-ranks.journal", folder / "output"
+    with output.open("w") as file:
+        running = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
+    try:
+        if until:
+            deadline = time.monotonic() + 60
+            while until not in (journal.read_text() if journal.exists() else ""):
+                assert running.poll() is None and time.monotonic() < deadline, output.read_text()
+                time.sleep(0.05)
+            running.send_signal(signal.SIGTERM)
+        running.wait(60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)
+    return [json.loads(line) for line in journal.read_text().splitlines()[1:]]
+
+
+def test_a_launcher_that_is_ended(tmp_path: Path) -> None:
+    """No candidate is to blame: --resume goes on with all of them."""
+    assert _launched(tmp_path, "mcr_dl.tuning", until='"phase": "time"')[-1] == {"event": "interrupted"}
+
+
+def test_a_launcher_that_ends_the_others(tmp_path: Path) -> None:
+    """A rank has crashed: --resume leaves its candidate out."""
+    event = _launched(tmp_path, "ranks.faults")[-1]
+    assert (event["event"], event["candidates"]) == ("step", ["gloo"])
 
 
 def test_an_interrupted_command_goes_on(tmp_path: Path) -> None:

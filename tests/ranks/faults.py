@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import mcr_dl
 from mcr_dl import _C
 from mcr_dl.base import launcher
 from mcr_dl.measure.cases import Prepared
-from mcr_dl.tuning import worker
+from mcr_dl.tuning import cli, worker
 from mcr_dl.tuning._journal import Plan, Progress
 
 
@@ -36,17 +37,8 @@ def _wrong(prepared: Prepared) -> None:
 _FAULTS: dict[str, Callable[[Prepared], None]] = {"hang": _hang, "crash": _crash, "wrong": _wrong}
 
 
-def faulty(
-    fault: str,
-    operation: str,
-    after: int,
-    plan: Plan,
-    progress: Progress,
-    journal: Path,
-    limit: float,
-    codec: str = "",
-) -> int:
-    """worker.work(), but gloo's blocking `operation` fails in one way from call number `after` on."""
+def spoil(fault: str, operation: str, after: int, codec: str = "") -> None:
+    """Let gloo's blocking `operation` fail in one way from call number `after` on."""
 
     def prepare(*arguments: Any) -> Prepared:
         prepared = Prepared(*arguments)
@@ -65,6 +57,20 @@ def faulty(
         return prepared
 
     worker.prepare = prepare
+
+
+def faulty(
+    fault: str,
+    operation: str,
+    after: int,
+    plan: Plan,
+    progress: Progress,
+    journal: Path,
+    limit: float,
+    codec: str = "",
+) -> int:
+    """worker.work() with such a fault."""
+    spoil(fault, operation, after, codec)
     return worker.work(plan, progress, journal, limit)
 
 
@@ -114,3 +120,8 @@ def with_passes(*arguments: Any) -> int:
 
     worker.Worker.run = run  # type: ignore[method-assign]
     return worker.work(*arguments)
+
+
+if __name__ == "__main__":  # mcr-tune in ranks of a launcher, of which one crashes
+    spoil("crash", "all_gather", 0)
+    sys.exit(cli.main(sys.argv[1:]))

@@ -7,6 +7,7 @@ same command with ``--resume`` continues without the candidate that was running.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -15,8 +16,9 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from mcr_dl import _C
-from mcr_dl.base import documents
+from mcr_dl import _C, watch
+from mcr_dl.base import agreement, documents
+from mcr_dl.bench.ranks import orderly_end
 from mcr_dl.commands.arguments import FAILED
 from mcr_dl.groups import default_group
 from mcr_dl.measure import devices
@@ -26,6 +28,8 @@ from mcr_dl.tuning.worker import VISITS, Worker, start
 
 _LARGEST = 64 * documents.MIB
 _LATER_SECONDS = 2.0  # the other ranks leave after rank 0, which has something to write
+_SIGNAL_SECONDS = 2.0  # until the launcher's signal comes, once another rank has ended
+_NOTES_SECONDS = 0.5  # for the notes of the ranks that end at the same time, and for news of one that has crashed
 
 
 class _Watched(Worker):
@@ -89,18 +93,40 @@ def _shared(plan: Plan, journal: Journal, *, resume: bool) -> Progress:
     return Progress(**document)
 
 
+def _end(journal: Journal | None) -> None:
+    """A signal ends this rank. If it ends all ranks, no candidate is to blame; but launchers also end the ranks that
+    are left when one has crashed, which leaves no note.
+    """
+    store = state.current().store
+    with contextlib.suppress(*agreement.STORE_ERRORS):
+        store.set(f"tune/ended/{state.current().launch.rank}", "")
+        time.sleep(_NOTES_SECONDS if journal is not None else 0)
+        if not all(store.check([f"tune/ended/{rank}"]) for rank in watch.lost()):
+            return
+    if journal is not None:
+        journal.add("interrupted")
+
+
 def run(plan: Plan, journal: Journal, limit: float, *, resume: bool) -> Progress | None:
     """Measure in this process, which is a rank. Returns the progress on rank 0, None on the others."""
     devices.take(plan.device)
     start(plan.backends)
     worker = _Watched(plan, _shared(plan, journal, resume=resume), journal, limit)
     try:
-        worker.run()
-    except (KeyboardInterrupt, SystemExit):  # by the user or the launcher: no candidate is to blame
-        if worker.journal is not None:
-            worker.journal.add("interrupted")
+        with orderly_end():
+            _measure(worker)
+    except (KeyboardInterrupt, SystemExit):  # by the user or the launcher
+        _end(worker.journal)
         raise
     worker.limit = float("inf")
     first = _C.world().rank() == 0  # type: ignore[union-attr]
     default_group.destroy_process_group()
     return worker.progress if first else None
+
+
+def _measure(worker: Worker) -> None:
+    try:
+        worker.run()
+    except RuntimeError:  # another rank may have ended first: this one's signal comes too if a launcher ends all
+        time.sleep(_SIGNAL_SECONDS)
+        raise
