@@ -20,8 +20,8 @@ from mcr_dl import _C
 from mcr_dl.base.errors import BackendUnavailableError, InvalidArgumentError
 from mcr_dl.tables import table
 from mcr_dl.tables.model import Subject
+from mcr_dl.tuning import _memory, launched, tuner, worker
 from mcr_dl.tuning import cli as tune_cli
-from mcr_dl.tuning import launched, tuner, worker
 from mcr_dl.tuning._journal import Journal, Plan, Progress, Unit
 from ranks import faults
 
@@ -95,6 +95,30 @@ def test_a_fault_is_named_and_tuning_goes_on(tmp_path: Path, entry: Callable[...
     assert [each.candidate for each in scale.excluded] == ["gloo"]
     assert [each.where for each in scale.excluded] == ["all_gather (float32)"]
     assert scale.winner_of(Subject("all_gather", "any")).at(4) != "gloo"  # type: ignore[union-attr]
+
+
+def test_all_candidates_fail(tmp_path: Path) -> None:
+    """One error, and no table without the operation: what they have in common is to blame."""
+    text = r"all_gather float32: expected a candidate that works, but all fail \(mpi: .* wrong elements .*; gloo: "
+    with pytest.raises(InvalidArgumentError, match=text):
+        _tune(tmp_path, faults.all_gather_is_wrong_everywhere)
+
+
+def test_tensors_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are refused before anything starts."""
+    sizes = tuple(1 << power for power in range(20, 30))
+    total = sum(sizes)
+    for operation, needed in (("all_reduce", 4 * total), ("all_gather", 5 * total), ("gather", 2 * total)):
+        plan = replace(PLAN, ranks=4, units=(Unit("barrier", "float32", (0,)), Unit(operation, "float32", sizes)))
+        monkeypatch.setattr(_memory, "_available", lambda needed=needed: float(needed))
+        _memory.require(plan, 4)
+        monkeypatch.setattr(_memory, "_available", lambda needed=needed: needed - 1.0)
+        with pytest.raises(InvalidArgumentError, match=f"--max-bytes: expected .* for {operation} float32 on 4 ranks"):
+            _memory.require(plan, 4)
+        _memory.require(plan, 2)
+    code, out, err = _command(*QUICK, "--max-bytes", "1024G", "--output", str(tmp_path / "t.json"))
+    assert (code, out, list(tmp_path.iterdir())) == (2, "", []), err
+    assert "argument --max-bytes: expected tensors that fit" in err
 
 
 def test_ranks_that_do_not_start(tmp_path: Path) -> None:
@@ -290,7 +314,8 @@ def _launched(folder: Path, *module: str, until: str = "") -> list[dict[str, obj
         if until:
             deadline = time.monotonic() + 60
             while until not in (journal.read_text() if journal.exists() else ""):
-                assert running.poll() is None and time.monotonic() < deadline, output.read_text()
+                assert running.poll() is None, output.read_text()
+                assert time.monotonic() < deadline, output.read_text()
                 time.sleep(0.05)
             running.send_signal(signal.SIGTERM)
         running.wait(60)

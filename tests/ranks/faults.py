@@ -37,13 +37,14 @@ def _wrong(prepared: Prepared) -> None:
 _FAULTS: dict[str, Callable[[Prepared], None]] = {"hang": _hang, "crash": _crash, "wrong": _wrong}
 
 
-def spoil(fault: str, operation: str, after: int, codec: str = "") -> None:
-    """Let gloo's blocking `operation` fail in one way from call number `after` on."""
+def spoil(fault: str, operation: str, after: int, codec: str = "", everywhere: bool = False) -> None:
+    """Let the blocking `operation` of gloo, or of all, fail in one way from call number `after` on."""
 
     def prepare(*arguments: Any) -> Prepared:
         prepared = Prepared(*arguments)
         case = prepared.case
-        if (prepared.candidate, case.operation, case.codec, case.asynchronous) == ("gloo", operation, codec, False):
+        whose = everywhere or prepared.candidate == "gloo"
+        if whose and (case.operation, case.codec, case.asynchronous) == (operation, codec, False):
             inner, calls = prepared.call, 0
 
             def call() -> None:
@@ -92,6 +93,12 @@ def all_gather_is_wrong(*arguments: Any) -> int:
 def compressed_all_gather_is_wrong(*arguments: Any) -> int:
     """At every call with bf16."""
     return faulty("wrong", "all_gather", 0, *arguments, codec="bf16")
+
+
+def all_gather_is_wrong_everywhere(*arguments: Any) -> int:
+    """On every candidate."""
+    spoil("wrong", "all_gather", 0, everywhere=True)
+    return worker.work(*arguments)
 
 
 def all_gather_hangs_later(*arguments: Any) -> int:

@@ -70,6 +70,13 @@ def message_size(operation: str, nbytes: int, dtype: str, ranks: int) -> tuple[i
     return count, count * width
 
 
+def tensor_bytes(operation: str, nbytes: int, dtype: str, rank: int, ranks: int) -> int:
+    """Bytes of the tensors of one rank for a message of this size; rank 0 is the root."""
+    count, _ = message_size(operation, nbytes, dtype, ranks)
+    part = layout(operation_of(operation).op, count, rank, ranks, 0)
+    return ((part.input or 0) + (part.output or 0)) * dtype_of(dtype).itemsize
+
+
 def candidates(group: _C.Group) -> list[str]:
     """The candidates for a call on this group: its backends and their variants, without variants that do nothing."""
     return [name for name in group.candidates if registry.describe(_C.Candidate(name).backend).measured]

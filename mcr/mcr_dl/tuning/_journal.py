@@ -131,8 +131,12 @@ class Progress:
 
     def out(self, unit: Unit) -> set[str]:
         """Candidates that are no longer tried on the unit's operation, in its form."""
+        return {each["candidate"] for each in self.failures(unit)}
+
+    def failures(self, unit: Unit) -> list[dict[str, Any]]:
+        """The exclusions from the unit's operation, in its form."""
         operation, _, async_op = unit.key
-        return {each["candidate"] for each in self.excluded if _key(each)[::2] == (operation, async_op)}
+        return [each for each in self.excluded if _key(each)[::2] == (operation, async_op)]
 
     def results(self, unit: Unit) -> list[dict[str, Any]]:
         """The samples of one unit without those of excluded candidates; for each size, the last ones."""

@@ -31,6 +31,7 @@ from mcr_dl.tables.earlier import completed
 from mcr_dl.tables.host import host, software
 from mcr_dl.tables.table import Scale, Table, now
 from mcr_dl.tables.winners import steady
+from mcr_dl.tuning import _memory
 from mcr_dl.tuning import _views as views
 from mcr_dl.tuning import launched as inside
 from mcr_dl.tuning._journal import Journal, Plan, Progress, Unit
@@ -334,8 +335,11 @@ def _measure(settings: _Settings) -> int:
     environment.require(table=False)
     backends = _backends_for(settings.backends, settings.device)
     path = _target(settings.output)
-    for ranks in _remaining(settings, path):
-        plan = settings.plan(ranks, backends)
+    plans = [settings.plan(ranks, backends) for ranks in _remaining(settings, path)]
+    for plan in plans:
+        _memory.require(plan, launcher.local_size() if launched() else plan.ranks)
+    for plan in plans:
+        ranks = plan.ranks
         begin = time.monotonic()
         progress = _run(plan, _journal_path(path, ranks), settings)
         if progress is None:  # a rank other than 0 of an external launcher

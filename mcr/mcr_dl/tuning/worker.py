@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from mcr_dl import _C
 from mcr_dl.base.errors import InvalidArgumentError
@@ -51,9 +51,13 @@ class Worker:
             self.journal.add(event, **values)
         self.progress.take({"event": event, **values})
 
+    def _known(self, unit: Unit) -> list[str]:
+        found = self.group._explain(unit.operation, 0, unit.dtype, _RED, self.plan.device, unit.async_op)
+        return list(found["candidates"])
+
     def candidates(self, unit: Unit, nbytes: int) -> list[str]:
         """The candidates that `auto` would compare for this operation, and backends with codecs, unless excluded."""
-        known = self.group._explain(unit.operation, 0, unit.dtype, _RED, self.plan.device, unit.async_op)["candidates"]
+        known = self._known(unit)
         codecs = self.plan.codecs_for(unit, nbytes)
         coded = [label_of(name, codec) for codec in codecs for name in known if not _C.Candidate(name).variant]
         gone = self.progress.out(unit)
@@ -72,8 +76,7 @@ class Worker:
             "devices": devices.count(self.plan.device),
         }
         if problem := self.progress.contradiction(facts, self.plan.backends):
-            self.note("refused", reason=problem)
-            raise InvalidArgumentError(problem)
+            self._refuse(problem)
         self.note("ready", **facts)
         for unit in self.plan.units:
             if unit.key in self.progress.done:
@@ -85,6 +88,7 @@ class Worker:
         """One operation and type: first check the results at every size, then time each size in several visits."""
         ready = {nbytes: self.checked(unit, nbytes, self.candidates(unit, nbytes)) for nbytes in unit.sizes}
         gone = self.progress.out(unit)
+        self._require_one(unit, gone)
         samplings = []
         for nbytes, prepared in ready.items():
             right = {name: each for name, each in prepared.items() if name not in gone}
@@ -99,6 +103,19 @@ class Worker:
                 found = sampling.extend(budget, MINIMUM_ROUNDS if visit == 0 else 2)
                 if visit == VISITS - 1:
                     self.results(unit, part, found)
+
+    def _require_one(self, unit: Unit, gone: set[str]) -> None:
+        """Several candidates that have all failed had a cause in common, such as too little memory."""
+        known = self._known(unit)
+        if len(known) > 1 and gone.issuperset(known):
+            reasons = {each["candidate"]: each["reason"] for each in self.progress.failures(unit)}
+            text = "; ".join(f"{name}: {reasons[name]}" for name in known)
+            self._refuse(f"{unit}: expected a candidate that works, but all fail ({text})")
+
+    def _refuse(self, reason: str) -> NoReturn:
+        """End the run, on all ranks: the reason is equal on all."""
+        self.note("refused", reason=reason)
+        raise InvalidArgumentError(reason)
 
     def results(self, unit: Unit, part: dict[str, Prepared], found: dict[str, Statistics]) -> None:
         """Record the times of one size."""
