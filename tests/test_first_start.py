@@ -7,6 +7,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from mcr_dl.measure import start
 from mcr_dl.tables import choice
 from mcr_dl.tables import table as files
 from mcr_dl.tables.host import host, software
-from mcr_dl.tables.table import Curve, Sample, Scale, Table
+from mcr_dl.tables.table import Curve, Exclusion, Sample, Scale, Table
 from mcr_dl.testing.nursery import Nursery
 
 LIMIT = 100.0
@@ -270,6 +271,23 @@ def test_which_scales_suffice(quick: bool, candidates: set[str], known: bool) ->
     knowledge = choice.Knowledge("", [0, 0], [False, False], [choice.costs_of(_scale(quick=quick))])
     assert knowledge.measured(choice.Shape(2, 1, 2), candidates) is known
     assert not knowledge.measured(choice.Shape(3, 1, 3), candidates)
+
+
+def test_exclusions_of_another_shape() -> None:
+    """Exclusions of mcr-tune hold: a candidate may kill its ranks. A first start's are checked again."""
+    gone = (Exclusion("all_reduce", "float32", "gloo", "signal 11"), Exclusion("send", "float32", "gloo", "x", "bf16"))
+    found = []
+    for quick in (False, True):
+        scale = choice.costs_of(replace(_scale(quick=quick), excluded=gone))
+        assert scale["excluded"] == [["all_reduce", False, "gloo"]]
+        found.append(choice.Knowledge("", [0] * 3, [False] * 3, [scale]).left_out_by(choice.Shape(3, 1, 3)))
+    assert found == ["2 ranks", ""]
+    assert choice.Knowledge("", [0], [False]).left_out_by(choice.Shape(3, 1, 3)) == ""
+    measurement = object.__new__(start.Measurement)
+    measurement._group = SimpleNamespace(_explain=lambda *_: {"excluded": ["gloo"]})  # type: ignore[assignment]
+    kind = start._Kind("all_reduce", False)
+    assert measurement._left_out(kind, "2 ranks") == {"gloo": "left out for 2 ranks"}
+    assert measurement._left_out(kind, "") == {}
 
 
 def test_layouts_are_told_apart() -> None:
