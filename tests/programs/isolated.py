@@ -32,13 +32,13 @@ def become_other_user() -> None:
     rights = [
         f"--{kind}={'-all,' if kind == 'inh-caps' else ''}+dac_read_search" for kind in ("inh-caps", "ambient-caps")
     ]
-    os.execvp("setpriv", ["setpriv", *user, *rights, sys.executable, *sys.argv])
+    tests = {"PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
+    os.execvpe("setpriv", ["setpriv", *user, *rights, sys.executable, *sys.argv], {**os.environ, **tests})
 
 
 if __name__ == "__main__":
     if os.environ["RANK"] == "1":
         {"user": become_other_user, "processes": enter_namespace}[sys.argv[1]]()
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     import mcr_dl
     from ranks import shm
 
