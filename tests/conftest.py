@@ -30,6 +30,7 @@ TIMED = {
     "test_hosts",
     "test_limits",
     "test_openmpi_start",
+    "test_refine",
     "test_reports",
     "test_shrinking",
     "test_start",
