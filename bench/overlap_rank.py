@@ -3,19 +3,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import mcr_dl
+import script
 from mcr_dl.bench.ranks import bind
 
 BACKENDS = ("shm", "mpi", "gloo")
@@ -122,6 +121,5 @@ def measure_all(nbytes: int, rounds: int, output: str) -> None:
         found[place] = {way: measure_way(start, products[way], rounds) for way, start in ways.items()}
         if mcr_dl.get_rank() == 0:
             print(f"  {place}", flush=True)
-    if mcr_dl.get_rank() == 0:
-        Path(output).write_text(json.dumps(found))
+    script.write_samples(output, found)
     mcr_dl.finalize()

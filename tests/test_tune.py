@@ -326,7 +326,7 @@ def _launched(folder: Path, *module: str, until: str = "") -> list[dict[str, obj
 
 
 def test_a_launcher_that_is_ended(tmp_path: Path) -> None:
-    """No candidate is to blame: --resume goes on with all of them."""
+    """``--resume`` continues with all candidates: none is to blame."""
     assert _launched(tmp_path, "mcr_dl.tuning", until='"phase": "time"')[-1] == {"event": "interrupted"}
 
 

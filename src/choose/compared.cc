@@ -123,7 +123,7 @@ Selector::Explanation Selector::explain(const Call& call) {
   return result;
 }
 
-// What choose() does for a call that goes through no passes.
+// The result of choose() for a call that goes through no passes.
 void Selector::explain_trials(const Call& call, int64_t bytes, Explanation& result) {
   if (trials_ == nullptr || bytes < remembered(call).trials_from) return;
   const auto found = trials_->result(call, bytes);

@@ -101,7 +101,7 @@ class State:
         return self.counters[key]
 
     def count_at_store(self, key: str) -> int:
-        """As ``count``. A new process that has a lost rank's place goes on with that rank's count."""
+        """Count at the store, where a process that takes a lost rank's place continues that rank's count."""
         return int(self.store.add(f"{key}/{self.launch.rank}", 1)) - 1
 
 

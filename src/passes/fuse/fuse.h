@@ -32,7 +32,7 @@ class Fuse : public Pass {
  private:
   Slot* slot_of(const Passage& passage);
 
-  // What holds the calls of a backend.
+  // The stream that holds the calls of a backend, and its limits.
   struct Holder {
     std::shared_ptr<FuseStream> stream;  // shared with the backends whose calls may go to the same communicator
     FuseLimits limits;
