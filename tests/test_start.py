@@ -97,6 +97,16 @@ def test_a_backend_that_fails_at_its_start(nursery: Nursery, named: list[str]) -
 
 
 @sizes
+@pytest.mark.parametrize("named", [[], ["shm", "gloo"]])
+def test_an_error_of_the_system_at_a_start(nursery: Nursery, named: list[str], size: int) -> None:
+    """As above; all ranks report it, with its class, as the others would wait for that rank in the next backend."""
+    for rank in start(nursery, ["no_descriptors", *named], size):
+        assert "rank 0: OSError: [Errno 24] Too many open files" in rank.text, rank.text
+        assert ("RAISED BackendUnavailableError: " in rank.text) == bool(named), rank.text
+        assert ("STARTED mpi gloo\n" in rank.text and LEFT_OUT in rank.text) != bool(named), rank.text
+
+
+@sizes
 def test_a_library_that_the_environment_names(nursery: Nursery, size: int) -> None:
     """It has been requested, on any rank: init fails without it."""
     for rank in start(nursery, ["on_rank", "1", "MCR_DL_MPI_LIB", "/no/lib.so"], size):

@@ -15,10 +15,13 @@ from mcr_dl.tables.host import host
 from mcr_dl.tables.model import content
 from mcr_dl.testing.calls import SIGNATURES
 from mcr_dl.testing.cases import LARGE, LARGE_DTYPES, table
+from mcr_dl.tuning import tuner
+from mcr_dl.tuning._journal import Journal, Plan, Progress, Unit
 from ranks import striped
 from seed import share
 from tables import curve, make, scale, winner
 
+SIZES = (1 << 17, 1 << 20)
 CANDIDATES = ["stripe(gloo,mpi)", "stripe(gloo,mpi,67)", "stripe(mpi,gloo,40)", "stripe(shm,mpi)"]
 
 
@@ -63,6 +66,24 @@ def test_candidates(pools: Pools) -> None:
 def test_any_share(pools: Pools, world: int) -> None:
     """Calls, blocks, fused and compressed calls and rules take any share of 1 to 99 percent; the ranks cut alike."""
     pools.get("processes", world).run(striped.any_share, limit=120)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_computed_share(pools: Pools, world: int) -> None:
+    """The share of each part follows from the parts' costs."""
+    pools.get("processes", world).run(striped.computed_share)
+
+
+def test_measured_with_computed_shares(tmp_path: Path) -> None:
+    """mcr-tune measures the parts of a stripe first, and the stripe with the shares that follow from their times."""
+    backends = ("gloo", "mpi", "stripe(gloo,mpi)")
+    units = (Unit("all_reduce", "float32", SIZES), Unit("all_to_all_single", "float32", SIZES, async_op=True))
+    plan = Plan(2, backends, units, budget_seconds=0.05, confidence=0.5)
+    journal = Journal(tmp_path / "journal")
+    journal.begin(plan)
+    progress = tuner.Tuner(plan, journal, Progress(), limit=10, entry=striped.tuned_shares).run()
+    assert not progress.excluded
+    assert {"stripe(gloo,mpi)"} <= {each["candidate"] for each in progress.results(units[0])}
 
 
 @pytest.mark.parametrize("world", [2, 3])

@@ -186,19 +186,23 @@ int32_t Selector::Pair::share(int64_t bytes) const {
   return low;
 }
 
-std::optional<Stripes> Selector::cut(const Slot& slot, const Call& call) {
+std::optional<int32_t> Selector::share(const Slot& slot, const Call& call) {
   constexpr int64_t kUnsized = int64_t{1} << 20;  // the assumed size of uneven calls, whose size not all ranks know
-  if (!row(call.op).is(kCuttable)) return std::nullopt;
+  if (slot.striped == nullptr || !row(call.op).is(kCuttable)) return std::nullopt;
   const auto bytes = message_bytes(call, ranks_);
   if (bytes >= 0 && bytes < kLeastCut) return std::nullopt;
-  Stripes stripes;
-  if (const auto fixed = StripedCommunicator::share_of(slot.variant)) {
-    stripes.share = *fixed;
-  } else {
-    for (const auto& pair : remembered(call).pairs) {
-      if (pair.striped == slot.striped) stripes.share = pair.share(bytes < 0 ? kUnsized : bytes);
-    }
+  if (const auto fixed = StripedCommunicator::share_of(slot.variant)) return fixed;
+  for (const auto& pair : remembered(call).pairs) {
+    if (pair.striped == slot.striped) return pair.share(bytes < 0 ? kUnsized : bytes);
   }
+  return Stripes::kWhole / 2;
+}
+
+std::optional<Stripes> Selector::cut(const Slot& slot, const Call& call) {
+  const auto part = share(slot, call);
+  if (!part) return std::nullopt;
+  Stripes stripes;
+  stripes.share = *part;
   for (std::size_t i = 0; i < stripes.packed.size(); ++i) {
     stripes.packed[i] = slot.striped->parts()[i].communicator->packed();
   }

@@ -113,6 +113,10 @@ class Selector {
   /// Null: off.
   const std::shared_ptr<Trials>& trials() const { return trials_; }
 
+  /// The part of the call that a striped candidate gives to its first backend, in thousandths; nothing if it is not
+  /// striped, or the call is not cut. Equal on all ranks, as stripes().
+  std::optional<int32_t> share(const Slot& slot, const Call& call);
+
   /// How a striped candidate splits the call; nothing if its first part gets the whole. Depends on the data's size and
   /// the parts' cost curves, or on the candidate's own share: equal on all ranks, except for what is local in Stripes.
   std::optional<Stripes> stripes(const Slot& slot, const Call& call) {

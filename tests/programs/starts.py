@@ -30,10 +30,10 @@ def use() -> None:
     dist.destroy_process_group()
 
 
-def start(*names: str) -> None:
+def start(*names: str, timeout: float = 20) -> None:
     """Start, and print the error, if there is one; warnings go to stderr by themselves."""
     try:
-        dist.init_process_group(list(names) or None, timeout=20)
+        dist.init_process_group(list(names) or None, timeout=timeout)
     except dist.McrError as error:
         assert not dist.is_initialized()
         print(f"RAISED {type(error).__name__}: {error}", flush=True)
@@ -112,6 +112,17 @@ def broken_parts(ranks: str) -> None:
     if str(RANK) in ranks.split(","):
         shm.LIBRARY.argument = argument  # type: ignore[method-assign,assignment]
     start()
+
+
+def no_descriptors(*names: str) -> None:
+    """The system refuses rank 0 a file while it connects shared memory."""
+
+    def argument(*_: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    if RANK == 0:
+        shm.LIBRARY.argument = argument  # type: ignore[method-assign,assignment]
+    start(*names, timeout=3)
 
 
 def on_rank(rank: str, variable: str, value: str, *names: str) -> None:

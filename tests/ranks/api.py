@@ -79,7 +79,7 @@ def not_a_member() -> None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             assert call() is None
-        assert "does not belong to the given group" in str(caught[0].message)
+        assert ("does not belong to the given group" in str(caught[0].message), caught[0].filename) == (True, __file__)
     assert tensor.tolist() == [1.0] * 3
 
 

@@ -7,15 +7,22 @@ import os
 import random
 import time
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as torch_dist
 
 import mcr_dl
 from mcr_dl import _C, InvalidArgumentError, NotInitializedError
+from mcr_dl.measure import shares
+from mcr_dl.measure.cases import Prepared
+from mcr_dl.measure.timing import Statistics, TorchControl
 from mcr_dl.testing import checks
 from mcr_dl.testing.calls import Case
 from mcr_dl.testing.expect import expect
+from mcr_dl.tuning import worker
+from mcr_dl.tuning._journal import Plan, Progress, Unit
 from ranks import session
 
 BACKENDS = ("mpi", "gloo", "shm", "stripe(gloo,mpi)", "stripe(mpi,gloo)", "stripe(shm,mpi)")
@@ -79,6 +86,50 @@ def any_share() -> None:
         assert blocks.view(size, -1).eq(torch.arange(size).view(-1, 1)).all(), name
         assert [record.backend for record in mcr_dl.log_records()[-5:]] == [name] * 5
     mcr_dl.set_passes([])
+
+
+_THREE_TO_ONE = {"gloo": 3.0, "mpi": 1.0}  # µs per byte
+
+
+def computed_share() -> None:
+    """A stripe's shares follow from its parts' costs, and explain() states them."""
+    session.start(*BACKENDS)
+    world = _C.world()
+    assert world is not None
+    times = {name: {size: cost * size for size in (1 << 14, 1 << 22)} for name, cost in _THREE_TO_ONE.items()}
+    assert mcr_dl.explain("all_reduce", 1 << 20).shares["stripe(gloo,mpi)"] == 0.5
+    shares.give([world], TorchControl(), shares.Kind("all_reduce", "float32", "cpu", False), times)
+    found = mcr_dl.explain("all_reduce", 1 << 20)
+    assert abs(found.shares["stripe(gloo,mpi)"] - 0.25) < 0.01, found.shares
+    assert f"stripe(gloo,mpi): {found.shares['stripe(gloo,mpi)']:.1%} on gloo" in str(found)
+    assert mcr_dl.explain("all_reduce", 4).shares == {}
+    tensor = torch.ones(1 << 18)
+    mcr_dl.all_reduce(tensor, backend="stripe(gloo,mpi)")
+    assert tensor.eq(mcr_dl.get_world_size()).all()
+    world._tune([], True, [], [], [])
+
+
+def tuned_shares(plan: Plan, progress: Progress, journal: Path, limit: float) -> int:
+    """worker.work() where gloo seems to be three times as slow as mpi: stripes are timed with the shares for that."""
+    given: list[dict[str, list[int]]] = []
+    give, results = shares.give, worker.Worker.results
+
+    def give_other(*arguments: Any) -> None:
+        *others, times = arguments
+        given.append({name: sorted(curve) for name, curve in times.items()})
+        give(*others, {name: {size: _THREE_TO_ONE[name] * size for size in curve} for name, curve in times.items()})
+
+    def check(self: worker.Worker, unit: Unit, part: dict[str, Prepared], found: dict[str, Statistics]) -> None:
+        for name, prepared in part.items():
+            if shares.computes(name):
+                told = self.group._explain(unit.operation, prepared.nbytes, unit.dtype, "SUM", "cpu", unit.async_op)
+                assert abs(told["shares"][name] - 250) < 10, told
+        results(self, unit, part, found)
+
+    shares.give, worker.Worker.results = give_other, check  # type: ignore[method-assign]
+    code = worker.work(plan, progress, journal, limit)
+    assert given == [{"gloo": list(unit.sizes), "mpi": list(unit.sizes)} for unit in plan.units], given
+    return code
 
 
 PAIRS = (("gloo", "stripe(gloo,mpi)"), ("mpi", "stripe(mpi,gloo)"), ("stripe(gloo,mpi)", "stripe(mpi,gloo)"))

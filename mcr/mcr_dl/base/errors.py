@@ -53,4 +53,9 @@ class DesyncError(McrError):
     """Ranks made different calls, or calls in different orders (``MCR_DL_DEBUG=detail``). All ranks raise it."""
 
 
+def text_of(error: Exception) -> str:
+    """The text of an error for the other ranks; other errors than those above need the name of their class."""
+    return str(error) if isinstance(error, McrError) else f"{type(error).__name__}: {error}"
+
+
 _C.set_exceptions({cls.__name__: cls for cls in (*McrError.__subclasses__(), PeerLostError)})

@@ -10,7 +10,6 @@ import re
 import resource
 import socket
 import struct
-import warnings
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Any
 import torch.distributed as torch_dist
 
 from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.base.warning import warn
 
 _SIOCGIFADDR = 0x8915  # Linux's request for an interface's address
 _CONNECTIONS = 8  # of a rank with the store, at most
@@ -170,7 +170,7 @@ def make_room(launch: Launch) -> None:
             f"rank 0 may have {soft} open files, but serves the store of {launch.size} ranks, with up to {needed}: "
             f"raise the limit (ulimit -n)"
         )
-        warnings.warn(message, stacklevel=2)
+        warn(message)
 
 
 def first_host(nodelist: str) -> str:

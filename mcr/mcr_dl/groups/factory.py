@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Iterable
 from datetime import timedelta
 from functools import partial
 
 from mcr_dl import _C, watch
+from mcr_dl.base.warning import warn
 from mcr_dl.groups import tried
 from mcr_dl.passes import chain
 from mcr_dl.runtime import core_groups, dimensions, lines, state
@@ -106,4 +106,4 @@ def end_group(group: _C.Group) -> None:
             core_groups.forget_group(group)
     if not drained:
         text = f"some operations of group {group.name()!r} were still running and are abandoned"
-        warnings.warn(f"destroy_process_group: {text}", stacklevel=2)
+        warn(f"destroy_process_group: {text}")

@@ -14,7 +14,7 @@ import torch.distributed as torch_dist
 
 from mcr_dl import _C
 from mcr_dl.base import agreement
-from mcr_dl.measure import check, start
+from mcr_dl.measure import check, shares, start
 from mcr_dl.measure.timing import TorchControl
 from mcr_dl.runtime import core_groups, state
 from mcr_dl.tables import choice
@@ -42,7 +42,7 @@ def measure(world: _C.Group, store: torch_dist.Store) -> None:
     if not compared:
         return
     # A stripe may have no measurement, if the time was over before the sizes that are cut.
-    if not known.measured(shape, {name for name in compared if not start.is_striped(name)}):
+    if not known.measured(shape, {name for name in compared if not shares.is_striped(name)}):
         if known.seconds:
             _measure(world, store, known, compared, f"no measurements for {shape}")
         return
@@ -90,7 +90,7 @@ def _measure(
         store, world.rank(), world.size(), "measured", source, lambda values: [choice.costs_of(scale), values[0]]
     )
     current.knowledge = known.with_scale(*answer)
-    choice.tune(world, current.knowledge)
+    current.tune(world)
 
 
 def _say(text: str) -> None:

@@ -7,7 +7,6 @@ import atexit
 import os
 import sys
 import uuid
-import warnings
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import partial
@@ -25,7 +24,9 @@ from mcr_dl.base.errors import (
     DesyncError,
     InvalidArgumentError,
     McrError,
+    text_of,
 )
+from mcr_dl.base.warning import warn
 from mcr_dl.groups import factory, first_start, report, tried
 from mcr_dl.libraries import registry
 from mcr_dl.passes import chain
@@ -44,6 +45,8 @@ from mcr_dl.runtime import (
 )
 from mcr_dl.tables import choice
 
+# A backend that fails with one of these at its start, or with an error of the system, does not work.
+_FAILURES = (BackendUnavailableError, BackendError, CollectiveTimeoutError)
 _EXIT_DESYNC = 70  # as for a process that ends itself in a call that cannot continue
 
 
@@ -251,8 +254,10 @@ def _connect_one(world: _C.Group, store: torch_dist.Store, name: str) -> str:
     problem = ""
     try:
         communicators.connect(world, [name])
-    except (BackendUnavailableError, BackendError, CollectiveTimeoutError) as error:
-        problem = str(error)
+    except Exception as error:
+        if isinstance(error, McrError) and not isinstance(error, _FAILURES):
+            raise  # wrong arguments, on all ranks
+        problem = text_of(error)
     told = agreement.agree(store, world.rank(), world.size(), f"start/{name}", problem, startup.problem_of)
     return str(told)
 
@@ -270,7 +275,7 @@ def end() -> None:
     # After a loss, operations of the broken groups have failed already, but never complete inside their library.
     broken = any(map(core_groups.is_broken, state.living()))
     if not broken and not _C.drain(state.backends_in_use(), factory.patience()):
-        warnings.warn("destroy_process_group: some operations were still running and are abandoned", stacklevel=3)
+        warn("destroy_process_group: some operations were still running and are abandoned")
     _C.drain_futures(factory.DRAIN)
     try:
         trace.finish(together=True)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from mcr_dl import _C
 from mcr_dl.base import launcher
 from mcr_dl.base.operations import dtype_class, frequent, operation_of
-from mcr_dl.measure import cases
+from mcr_dl.measure import cases, shares
 from mcr_dl.measure.cases import Case, Prepared, prepare
 from mcr_dl.measure.timing import Sampling, Statistics, TorchControl
 from mcr_dl.runtime import state
@@ -57,12 +57,6 @@ def _close(best: Mapping[str, Statistics]) -> bool:
     return bool(others) and others[0] <= _CLOSE * first
 
 
-def is_striped(name: str) -> bool:
-    """Whether a candidate cuts calls over two backends."""
-    candidate = _C.Candidate(name)
-    return bool(candidate.parts) and not candidate.hierarchical
-
-
 def candidates(group: _C.Group, operation: str) -> list[str]:
     """The candidates that ``auto`` compares for an operation, or has left out by earlier measurements, without fixed
     shares of a stripe: it computes its own.
@@ -72,7 +66,7 @@ def candidates(group: _C.Group, operation: str) -> list[str]:
     return [
         name
         for name in cases.candidates(group)
-        if name in compared and not (is_striped(name) and _C.Candidate(name).variant)
+        if name in compared and (shares.computes(name) or not shares.is_striped(name))
     ]
 
 
@@ -227,7 +221,7 @@ class Measurement:
         names = [
             name
             for name in candidates(self._group, kind.operation)
-            if name not in found.wrong and (nbytes >= _CUT or not is_striped(name))
+            if name not in found.wrong and (nbytes >= _CUT or not shares.is_striped(name))
         ]
         if len(names) < 2:
             return []
@@ -251,8 +245,22 @@ class Measurement:
                 ready[name] = one
         if nbytes > _CUT:
             self._warm_up(found, nbytes, ready)
+        computed = {name: one for name, one in ready.items() if shares.computes(name)}
+        others = {name: one for name, one in ready.items() if name not in computed}
+        seconds = (_POINT_SECONDS_LARGE if nbytes in _LARGE else _POINT_SECONDS) / len(ready) if ready else 0.0
+        self._time(found, nbytes, others, seconds * len(others))
+        if computed:  # their shares follow from the times of the others
+            self._give_shares(kind, found, computed)
+            self._time(found, nbytes, computed, seconds * len(computed))
+
+    def _give_shares(self, kind: _Kind, found: _Results, computed: Mapping[str, Prepared]) -> None:
+        times = {part: found.samples[part] for part in shares.parts_of(computed) if part in found.samples}
+        points = {part: {each.bytes: each.min_us for each in samples} for part, samples in times.items()}
+        calls = shares.Kind(kind.operation, DTYPE, "cpu", kind.async_op)
+        shares.give([self._group], self._control, calls, points)
+
+    def _time(self, found: _Results, nbytes: int, ready: dict[str, Prepared], seconds: float) -> None:
         trials = _TRIALS if nbytes <= FLAT else 1
-        seconds = _POINT_SECONDS_LARGE if nbytes in _LARGE else _POINT_SECONDS
         best: dict[str, Statistics] = {}
         for _ in range(_VISITS):
             taken = Sampling(ready, self._control, _CONFIDENCE, trials=trials).extend(seconds, _ROUNDS)

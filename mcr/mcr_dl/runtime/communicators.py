@@ -19,9 +19,9 @@ from mcr_dl.base import agreement
 from mcr_dl.base.errors import (
     BackendUnavailableError,
     CollectiveTimeoutError,
-    McrError,
     NotInitializedError,
     PeerLostError,
+    text_of,
 )
 from mcr_dl.libraries import registry
 from mcr_dl.runtime import lines, rates, startup, state
@@ -254,7 +254,7 @@ class _Together:
         except PeerLostError:
             raise
         except Exception as error:
-            problem = str(error) if isinstance(error, McrError) else f"{type(error).__name__}: {error}"
+            problem = text_of(error)
         told = self.agree(title, problem, startup.problem_of)
         if told:
             raise BackendUnavailableError(f"group {self._group.name()!r}: backend {self._name!r}: {told}")

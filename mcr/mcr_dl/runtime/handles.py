@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch.distributed as torch_dist
 from torch.distributed import GroupMember
 
 from mcr_dl import _C
 from mcr_dl.base.errors import InvalidTypeError, NotInitializedError
+from mcr_dl.base.warning import warn
 from mcr_dl.runtime import state
 
 Group = torch_dist.ProcessGroup | _C.Group | None
@@ -54,5 +53,5 @@ def left_out(group: object, function: str) -> bool:
     if not not_a_member(group):
         core_group(group)
         return False
-    warnings.warn(f"Running {function} on a rank which does not belong to the given group.", stacklevel=3)
+    warn(f"Running {function} on a rank which does not belong to the given group.")
     return True

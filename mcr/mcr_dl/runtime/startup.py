@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,6 +12,7 @@ import torch.distributed as torch_dist
 from mcr_dl import _C
 from mcr_dl.base import agreement, blocks, launcher
 from mcr_dl.base.errors import BackendUnavailableError, InvalidArgumentError, McrError
+from mcr_dl.base.warning import warn
 from mcr_dl.libraries import registry
 from mcr_dl.watch import ranks_text
 
@@ -133,7 +133,7 @@ def possible(agreed: Agreed) -> list[str]:
 
 def warn_left_out(text: str) -> None:
     """Warn that a backend which was not named does not start."""
-    warnings.warn(f"{text}; it is left out (MCR_DL_BACKENDS names the backends to start)", stacklevel=2)
+    warn(f"{text}; it is left out (MCR_DL_BACKENDS names the backends to start)")
 
 
 def _decide(values: list[_Answer]) -> _Answer:

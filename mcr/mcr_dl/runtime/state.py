@@ -90,6 +90,14 @@ class State:
             choice.keep_candidates(group, self.candidates)
         if self.knowledge is not None:
             choice.tune(group, self.knowledge)
+            self._tune_shadows(group, self.knowledge)
+
+    def _tune_shadows(self, group: _C.Group, knowledge: choice.Knowledge) -> None:
+        """Give the groups that belong to a group their costs: stripes in a dimension compute their shares from them."""
+        for name in self.shadows.get(group.name(), []):
+            if name in self.groups:
+                choice.tune(self.groups[name], knowledge, derived=True)
+                self._tune_shadows(self.groups[name], knowledge)
 
     def before_end(self, group: str, function: Callable[[], None]) -> None:
         """Run the function when the group is about to end, while its operations still work; it must not raise."""

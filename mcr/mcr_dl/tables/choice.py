@@ -296,8 +296,11 @@ def check_rules(knowledge: Knowledge, group: _C.Group) -> None:
             raise rules.wrong(knowledge.rules_text, rule.place, expected, rule.candidate)
 
 
-def tune(group: _C.Group, knowledge: Knowledge) -> None:
-    """Give a group its part of the agreed knowledge."""
+def tune(group: _C.Group, knowledge: Knowledge, *, derived: bool = False) -> None:
+    """Give a group its part of the agreed knowledge.
+
+    ``derived``: the group is a dimension of another one, whose scale says enough: no warning that its own is missing.
+    """
     if len(group.candidates) < 2:
         return
     shape = knowledge.shape(group.ranks)
@@ -313,7 +316,8 @@ def tune(group: _C.Group, knowledge: Knowledge) -> None:
         ]
         excluded += [(operation, async_op, device, candidate) for operation, async_op, candidate in scale["excluded"]]
         if not shape.is_of(scale):
-            _say_nearest(shape, scale, group.rank())
+            if not derived:
+                _say_nearest(shape, scale, group.rank())
             exact = exact and device != "cpu"  # only host tensors are tried
         elif device == "cpu":
             trials = scale["trials"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import torch.distributed as torch_dist
 from mcr_dl import _C
 from mcr_dl.base import variables
 from mcr_dl.base.errors import McrError
+from mcr_dl.base.warning import warn
 from mcr_dl.passes import chain
 from mcr_dl.records import log
 from mcr_dl.runtime import meetings, state
@@ -77,7 +77,7 @@ def save(path: str | os.PathLike[str], *, align: bool = True) -> Path:
     """
     trace = capture(state.current().timeout if align else None)
     if not trace.records and not log.is_on():
-        warnings.warn(f"trace.save: {log.OFF}", stacklevel=2)
+        warn(f"trace.save: {log.OFF}")
     return _files.write(trace, path)
 
 

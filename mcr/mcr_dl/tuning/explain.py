@@ -33,6 +33,9 @@ class Explanation:
 
     ``plans`` has the plan of each candidate over planned dimensions, such as "themis(shm,mpi)": its policy, chunks,
     simulated time, and the orders of dimensions (1: innermost) with the number of chunks that take each.
+
+    ``shares`` has the part that each candidate over two backends with a computed share, such as "stripe(gloo,mpi)",
+    gives to its first backend: 0.05 to 0.95.
     """
 
     operation: str
@@ -45,6 +48,7 @@ class Explanation:
     codec: str = ""
     codec_us: tuple[float, float] | None = None
     plans: dict[str, str] = field(default_factory=dict)
+    shares: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         size = "any size" if self.nbytes is None else f"{self.nbytes} bytes"
@@ -57,6 +61,7 @@ class Explanation:
             times = "" if self.codec_us is None else f", {self.codec_us[1]:.2f} us instead of {self.codec_us[0]:.2f} us"
             lines.append(f"  codec {self.codec}{times}")
         lines += [f"  {name}: {plan}" for name, plan in self.plans.items()]
+        lines += [f"  {name}: {share:.1%} on {_C.Candidate(name).parts[0]}" for name, share in self.shares.items()]
         if self.row:
             lines.append("  " + (f"table {self.table}, " if self.table else "") + self.row)
         return "\n".join(lines)
@@ -236,4 +241,5 @@ def explain(
         codec=codec,
         codec_us=codec_us,
         plans=_plans(name, nbytes, where),
+        shares={each: share / 1000 for each, share in found["shares"].items()},
     )

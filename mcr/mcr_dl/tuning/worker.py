@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,7 +14,7 @@ from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.bench.ranks import bind
 from mcr_dl.groups import default_group
 from mcr_dl.libraries import registry
-from mcr_dl.measure import devices
+from mcr_dl.measure import devices, shares
 from mcr_dl.measure.cases import Case, Prepared, prepare
 from mcr_dl.measure.timing import MINIMUM_ROUNDS, Sampling, Statistics, TorchControl
 from mcr_dl.passes import chain
@@ -89,6 +89,7 @@ class Worker:
         ready = {nbytes: self.checked(unit, nbytes, self.candidates(unit, nbytes)) for nbytes in unit.sizes}
         gone = self.progress.out(unit)
         self._require_one(unit, gone)
+        self._give_shares(unit, ready)
         samplings = []
         for nbytes, prepared in ready.items():
             right = {name: each for name, each in prepared.items() if name not in gone}
@@ -103,6 +104,23 @@ class Worker:
                 found = sampling.extend(budget, MINIMUM_ROUNDS if visit == 0 else 2)
                 if visit == VISITS - 1:
                     self.results(unit, part, found)
+
+    def _give_shares(self, unit: Unit, ready: Mapping[int, dict[str, Prepared]]) -> None:
+        """Time the parts of stripes, so that these are measured with the shares that ``auto`` computes from them."""
+        times: dict[str, dict[int, float]] = {}
+        gone = self.progress.out(unit)
+        for nbytes, prepared in ready.items():
+            for name in shares.parts_of(prepared.keys() - gone):
+                if name in gone or name not in prepared:
+                    continue
+                part = {name: prepared[name]}
+                self.step(unit, nbytes, "time", part)
+                budget = self.plan.budget_seconds / len(prepared) / VISITS
+                found = Sampling(part, self.control, self.plan.confidence).extend(budget)
+                times.setdefault(name, {})[prepared[name].nbytes] = found[name].median_us
+        if times:
+            calls = shares.Kind(unit.operation, unit.dtype, self.plan.device, unit.async_op)
+            shares.give(dict.fromkeys((self.group, self.coded)), self.control, calls, times)
 
     def _require_one(self, unit: Unit, gone: set[str]) -> None:
         """Several candidates that have all failed had a cause in common, such as too little memory."""

@@ -118,6 +118,12 @@ py::dict explain(Group& group, const std::string& operation, int64_t nbytes, con
   py::list excluded;
   for (const auto* slot : explanation.excluded) excluded.append(slot->name);
   result["excluded"] = excluded;
+  py::dict shares;  // computed ones
+  for (const auto& slot : group.slots()) {
+    if (slot.variant != 0) continue;
+    if (const auto share = group.selector().share(slot, call)) shares[py::str(slot.name)] = *share;
+  }
+  result["shares"] = shares;
   return result;
 }
 
