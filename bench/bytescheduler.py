@@ -21,7 +21,7 @@ from typing import Any
 
 import script
 from bytescheduler_chart import draw
-from markdown_text import table
+from markdown_text import paragraph, table
 from mcr_dl.commands.console import Console, bars
 from mcr_dl.examples import bytescheduler as example
 from mcr_dl.examples import bytescheduler_emulated as emulated
@@ -137,12 +137,13 @@ def report(document: dict[str, Any]) -> str:
         *_exhaustive_text(document["exhaustive"]),
         "## Overheads",
         "",
-        "Ends of one iteration by simulation, in units of time: a unit of bytes takes one, each operation 0.1 more, "
-        "and the latency is 1. The best partition and credit (units of bytes) differ from model to model, so they are "
-        "chosen by simulation. *Optimum*: unit partitions without overheads. *Reference*: program order, best and "
-        "optimum from an independent calculation for similar models, whose exact layers we do not know. The layers "
-        "here are in the JSON file.",
-        "",
+        *paragraph(
+            "Ends of one iteration by simulation, in units of time: a unit of bytes takes one, each operation 0.1 "
+            "more, and the latency is 1. The best partition and credit (units of bytes) differ from model to model, so "
+            "they are chosen by simulation. *Optimum*: unit partitions without overheads. *Reference*: program order, "
+            "best and optimum from an independent calculation for similar models, whose exact layers we do not know. "
+            "The layers here are in the JSON file."
+        ),
     ]
     rows = []
     for name, found in document["overheads"].items():
@@ -163,16 +164,15 @@ def report(document: dict[str, Any]) -> str:
 
 
 def _exhaustive_text(found: dict[str, Any]) -> list[str]:
-    return [
+    return paragraph(
         f"All {found['models']:,} models of three layers whose times and sizes are "
         f"{', '.join(map(str, found['values']))}, with partitions and a credit of one unit and no overheads (the "
         f"assumptions of SOSP'19, section 3): the simulated iteration differs from the best of all orders in "
         f"{found['different']}. Program order takes {found['fifo_over_priority_mean']:.3f} times as long on average, "
         f"{found['fifo_over_priority_max']:.3f} times at most. With whole gradients, which nothing interrupts, "
         f"priorities are not the best order in {found['whole_not_optimal']:,} models ({found['whole_worst']:.2f} times "
-        "as long at most).",
-        "",
-    ]
+        "as long at most)."
+    )
 
 
 LAB = """## Step times in the lab
