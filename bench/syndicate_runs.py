@@ -96,8 +96,8 @@ def turns_of(row: dict[str, Any], name: str) -> list[list[float]]:
 
 
 def speed(row: dict[str, Any], name: str, over: str) -> tuple[float, float, float]:
-    """Median and quartiles of a plan's speed over another one's, by rounds."""
-    pairs = zip(turns_of(row, over), turns_of(row, name), strict=True)
+    """Median and quartiles of a plan's speed over another one's, by rounds; a plan that is given up has fewer turns."""
+    pairs = zip(turns_of(row, over), turns_of(row, name), strict=False)
     ratios = [median(other) / median(own) for other, own in pairs]
     if len(ratios) < 2:
         return (ratios[0],) * 3
