@@ -21,7 +21,7 @@ from ranks import striped
 from seed import share
 from tables import curve, make, scale, winner
 
-SIZES = (1 << 17, 1 << 20)
+SIZES = (1 << 14, 1 << 17, 1 << 20)
 CANDIDATES = ["stripe(gloo,mpi)", "stripe(gloo,mpi,67)", "stripe(mpi,gloo,40)", "stripe(shm,mpi)"]
 
 
@@ -77,7 +77,7 @@ def test_computed_share(pools: Pools, world: int) -> None:
 def test_measured_with_computed_shares(tmp_path: Path) -> None:
     """mcr-tune measures the parts of a stripe first, and the stripe with the shares that follow from their times."""
     backends = ("gloo", "mpi", "stripe(gloo,mpi)")
-    units = (Unit("all_reduce", "float32", SIZES), Unit("all_to_all_single", "float32", SIZES, async_op=True))
+    units = (Unit("all_reduce", "float32", SIZES), Unit("all_to_all", "float32", SIZES, async_op=True))
     plan = Plan(2, backends, units, budget_seconds=0.05, confidence=0.5)
     journal = Journal(tmp_path / "journal")
     journal.begin(plan)
