@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as torch_dist
@@ -258,7 +258,12 @@ def _connect_one(world: _C.Group, store: torch_dist.Store, name: str) -> str:
         if isinstance(error, McrError) and not isinstance(error, _FAILURES):
             raise  # wrong arguments, on all ranks
         problem = text_of(error)
-    told = agreement.agree(store, world.rank(), world.size(), f"start/{name}", problem, startup.problem_of)
+    usual: timedelta = cast(Any, store).timeout  # torch's types lack it
+    store.set_timeout(usual + world.timeout)  # the others may wait so long for a rank that has failed at once
+    try:
+        told = agreement.agree(store, world.rank(), world.size(), f"start/{name}", problem, startup.problem_of)
+    finally:
+        store.set_timeout(usual)
     return str(told)
 
 
