@@ -295,7 +295,7 @@ def _at_exit() -> None:
     if watch.forked():
         _C.leave()
         return
-    error = getattr(sys, "last_value", None)
+    error = exit_steps.uncaught()
     if error is None:
         state.run_endings()
     desync = watch.compare_last() if error is None else ""
@@ -304,7 +304,7 @@ def _at_exit() -> None:
         _C.fail_at_exit(_EXIT_DESYNC)
     trials.stop()
     reason = "it has ended" if error is None else f"it has raised {type(error).__name__}: {error}"
-    watch.stop(reason, well=error is None)
+    watch.stop(reason, well=error is None, by_code=not desync)  # the code of a desync is that of all ranks
     if state.is_initialized():
         trace.finish(together=False)
     # Libraries end collectively. After an uncaught exception, or without a rank, the others may never get there: then

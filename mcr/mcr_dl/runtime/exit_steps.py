@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps at the end of the process, which may hang if other ranks have died; so they have a time limit."""
+"""The exception that ends the process; and steps at its end, with a time limit, as other ranks may have died."""
 
 from __future__ import annotations
 
+import multiprocessing
+import multiprocessing.util
+import os
 import queue
+import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -12,6 +16,9 @@ _LIMIT_SECONDS = 10.0
 
 _steps: queue.SimpleQueue[tuple[Callable[[], None], threading.Event]] = queue.SimpleQueue()
 _thread: threading.Thread | None = None
+_watching = 0  # the process whose function is watched, see _watch_function()
+_raised: BaseException | None = None
+_FIRST = 1000  # of multiprocessing's finalizers
 
 
 def _serve() -> None:
@@ -27,6 +34,7 @@ def _serve() -> None:
 def prepare() -> None:
     """Start the thread that will run the steps: since 3.12 Python starts no thread while it shuts down."""
     global _thread
+    _watch_function()
     if _thread is None or not _thread.is_alive():  # a forked process has lost it
         _thread = threading.Thread(target=_serve, name="mcr_dl exit", daemon=True)
         _thread.start()
@@ -40,3 +48,32 @@ def bounded(step: Callable[[], None]) -> None:
     done = threading.Event()
     _steps.put((step, done))
     done.wait(_LIMIT_SECONDS)
+
+
+# ---- the exception that ends the process
+
+
+def _watch_function() -> None:
+    """In a process of multiprocessing: note the exception that ends its function.
+
+    multiprocessing catches and prints it, so Python does not treat it as uncaught. Its finalizers run before that.
+    """
+    global _watching, _raised
+    if multiprocessing.parent_process() is not None and _watching != os.getpid():
+        _watching, _raised = os.getpid(), None
+        multiprocessing.util.Finalize(None, _note, exitpriority=_FIRST)
+
+
+def _note() -> None:
+    global _raised
+    error = sys.exc_info()[1]
+    if isinstance(error, SystemExit):
+        # torch.multiprocessing catches the exception and exits with 1.
+        error = None if error.code in (None, 0) else error.__context__ or error
+    _raised = error
+
+
+def uncaught() -> BaseException | None:
+    """The exception that ends this process, if there is one."""
+    error: BaseException | None = getattr(sys, "last_value", None)
+    return _raised if error is None else error

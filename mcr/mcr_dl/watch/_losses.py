@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from typing import Any
@@ -200,7 +201,8 @@ class Losses:
 
     def _ended(self, rank: int, member: dict[str, Any], status: int | None) -> None:
         end = f"process {member['pid']} on {member['host']} {ending_text(status)}"
-        text, process = self._why(rank, end, failed=bool(status)), process_of(member)
+        failed = status is not None and os.WIFEXITED(status) and bool(os.WEXITSTATUS(status))
+        text, process = self._why(rank, end, failed=bool(status), code=failed), process_of(member)
         if text is None or not self._is_new(rank, process):
             return
         # First the others: a call that raises may end this process, and the store with it.
@@ -215,8 +217,11 @@ class Losses:
                     self._tell(lost, why, gone)
         self._lose(rank, text, process)
 
-    def _why(self, rank: int, end: str, *, failed: bool) -> str | None:
-        """The text for a rank whose process has ended or cannot be reached; None if it has ended communication."""
+    def _why(self, rank: int, end: str, *, failed: bool, code: bool = False) -> str | None:
+        """The text for a rank whose process has ended or cannot be reached; None if it has ended communication.
+
+        ``code``: it has an exit code other than 0.
+        """
         report, readable = None, False
         for _ in range(1 if failed else _READS):
             try:
@@ -227,7 +232,8 @@ class Losses:
                 time.sleep(_NOTE)
             else:
                 break
-        if (report is not None and report["well"]) or (not readable and self._stopping):
+        well = report is not None and report["well"] and not (code and report["by_code"])
+        if well or (not readable and self._stopping):
             return None
         if not readable and self._exchange.closed_well and not failed:
             return None  # the job ends; a failure would have had a status

@@ -100,9 +100,12 @@ def place() -> str | None:
     return last
 
 
-def last(rank: int, size: int, ages: Ages, text: str, *, well: bool) -> Report:
-    """The last report of a process that ends: the reason, its calls, and whether it ends communication as intended."""
-    return {**make(rank, size, ages, None), "ended": text, "well": well}
+def last(rank: int, size: int, ages: Ages, text: str, *, well: bool, by_code: bool = False) -> Report:
+    """The last report of a process that ends: the reason, its calls, and whether it ends communication as intended.
+
+    ``by_code``: it does not if its exit code is another one than 0.
+    """
+    return {**make(rank, size, ages, None), "ended": text, "well": well, "by_code": by_code}
 
 
 def make(rank: int, size: int, ages: Ages, group: str | None, *, whole: bool = False) -> Report:

@@ -120,14 +120,14 @@ class Watch:
         """The facts that a process in the place of a lost rank must know."""
         return Former(self._exchange.number, self._losses.texts)
 
-    def stop(self, reason: str, *, well: bool) -> None:
+    def stop(self, reason: str, *, well: bool, by_code: bool) -> None:
         """End, and leave a note why this process is no longer there, and whether it ends as intended."""
         self._ending.set()
         self._well = well
         if self._failed is not None and self._failed not in reason:
             reason = f"{reason}, after a failure of {self._failed}"
         # Without its note, a rank that ends as intended would be taken for lost.
-        last = _report.last(self.rank, self._size, self._ages, reason, well=well)
+        last = _report.last(self.rank, self._size, self._ages, reason, well=well, by_code=by_code)
         self._exchange.leave(ENDED, last, limit=PARTING if well else INQUIRY, anyhow=well)
         self._losses.stop(well=well)
         self._exchange.stop()
@@ -469,12 +469,15 @@ def has_lost() -> bool:
     return _current is not None and (_current.broken or bool(_current.lost()))
 
 
-def stop(reason: str = "it has ended communication", *, well: bool = True) -> None:
-    """End the watch. ``well``: this process ends communication as intended, so it is not lost."""
+def stop(reason: str = "it has ended communication", *, well: bool = True, by_code: bool = False) -> None:
+    """End the watch. ``well``: this process ends communication as intended, so it is not lost.
+
+    ``by_code``: unless its exit code, which follows, is another one than 0.
+    """
     global _current, _last
     ended, _current = _current, None
     if ended is not None:
-        ended.stop(reason, well=well)
+        ended.stop(reason, well=well, by_code=by_code)
         if _last is not None:
             _last.end()
         _last = ended
