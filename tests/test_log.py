@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,12 @@ def test_verbose_ends(pools: Pools) -> None:
     """Only calls of groups with a verbose log are printed, and a later life of the runtime begins anew."""
     first, second = pools.get("processes", 2).run(log_views.verbose_no_more)
     assert (first, second) == ((1, []), (0, []))
+
+
+def test_configure_keeps_the_logs_that_are_set(pools: Pools) -> None:
+    """Rank 0 prints the one call that is recorded while `verbose` is on."""
+    for rank, written in enumerate(pools.get("processes", 2).run(log_views.changed)):
+        assert re.findall(r"comm op: (\w+)", written) == ["barrier"] * (rank == 0), written
 
 
 def test_callers_of_torchs_calls(pools: Pools) -> None:

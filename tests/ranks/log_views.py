@@ -146,6 +146,47 @@ def verbose_no_more() -> tuple[int, list[str]]:
     return written.getvalue().count("comm op:"), [str(each) for each in passes]
 
 
+def _made() -> list[tuple[str, str | None]]:
+    """The records of two calls: operations and callers."""
+    mcr_dl.reset_log()
+    mcr_dl.barrier()
+    mcr_dl.all_reduce(torch.ones(2))
+    return [(record.op, record.caller) for record in mcr_dl.log_records()]
+
+
+def changed() -> str:
+    """Settings without ``enabled`` change the logs that are set, and no other groups; the output of a verbose time."""
+    session.start()
+    mcr_dl.set_passes([Log(ops=["barrier"])])
+    written = StringIO()
+    with redirect_stderr(written):
+        mcr_dl.configure(debug=True)
+        assert _made() == [("barrier", "_made")]
+        mcr_dl.configure(verbose=True)
+        assert _made() == [("barrier", "_made")]
+        mcr_dl.configure(verbose=False)
+        mcr_dl.configure(prof_all=False, prof_ops=["all_reduce"], debug=False)
+        assert _made() == [("all_reduce", None)]
+        printer.flush()
+    assert mcr_dl.get_passes(mcr_dl.new_group()) == []
+    mcr_dl.set_passes([])
+    mcr_dl.configure(prof_all=True, debug=True)
+    assert mcr_dl.get_passes() == []
+    session.stop()
+    with mock.patch.dict("os.environ", MCR_DL_PASSES="log"):
+        session.start()
+    mcr_dl.configure(verbose=False, debug=True, prof_all=False, prof_ops=["barrier"])
+    for group in (None, mcr_dl.new_group()):
+        assert mcr_dl.get_passes(group) == ["log"]
+        mcr_dl.reset_log()
+        mcr_dl.all_reduce(torch.ones(2), group=group)
+        mcr_dl.barrier(group=group)
+        assert [(record.op, record.caller) for record in mcr_dl.log_records()] == [("barrier", "changed")]
+    session.stop()
+    session.start()
+    return written.getvalue()
+
+
 def callers_of_torch() -> list[tuple[str, str | None]]:
     """Operations, and the functions that made them, of calls through torch.distributed and mcr_dl."""
     session.start()

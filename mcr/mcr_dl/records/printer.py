@@ -70,6 +70,11 @@ def start(group: str) -> None:
         threading.Thread(target=_run, args=(_stop,), name="mcr_dl log", daemon=True).start()
 
 
+def prints(group: str) -> bool:
+    """Whether the calls of the group of this name are printed, on rank 0 of the job."""
+    return group in _groups
+
+
 def leave_out(group: str) -> None:
     """Print the remaining lines of the group of this name, and no later ones."""
     if group in _groups:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -82,29 +82,59 @@ def _read(config: Any) -> dict[str, Any]:
     return _from_mapping(config) if isinstance(config, Mapping) else _from_object(config)
 
 
-def _specification(settings: Settings) -> Log | None:
-    if not settings.enabled:
-        return None
+def _specification(settings: Settings, *, verbose: bool) -> Log:
     if not settings.prof_all and not settings.prof_ops:
         message = "configure: prof_ops: expected some operations where prof_all is off, got none"
         raise InvalidArgumentError(message)
-    return Log(ops=None if settings.prof_all else settings.prof_ops, verbose=settings.verbose)
+    return Log(ops=None if settings.prof_all else settings.prof_ops, verbose=verbose)
 
 
 def _no_shadow(suffix: str, *, rest: bool = False) -> _C.Group:
     raise AssertionError(f"the log asked for a group {suffix!r} (rest={rest})")
 
 
+def _groups() -> list[_C.Group]:
+    """The groups whose passes are the program's."""
+    return [group for name, group in state.current().groups.items() if not state.is_shadow(name)]
+
+
+def _with_log() -> list[_C.Group]:
+    """The groups that have a log."""
+    return [group for group in _groups() if any(station.name == Log.name for station in _C.passes(group))]
+
+
 def put(specification: Log | None) -> None:
     """Make it the first pass of every group, replacing an existing log; None: no log."""
     current = state.current()
-    for name, group in current.groups.items():
-        if state.is_shadow(name):
-            continue
+    for group in _groups():
         kept = [station for station in _C.passes(group) if station.name != Log.name]
         _C.set_passes(group, kept if specification is None else [specification.make(group, _no_shadow), *kept])
     others = [each for each in current.passes if each.name != Log.name]
     current.passes = others if specification is None else [specification, *others]
+    if specification is None or not specification.verbose:
+        printer.stop()
+
+
+def _change(settings: Settings, given: Set[str]) -> bool:
+    """Change the given settings of the logs that there are, also those of later groups; whether there are some."""
+    current, groups = state.current(), _with_log()
+    later = [each for each in current.passes if isinstance(each, Log)]
+    if not later and not groups:
+        return False
+    ops, verbose = not given.isdisjoint(("prof_all", "prof_ops")), "verbose" in given
+    fresh = _specification(settings, verbose=settings.verbose) if ops else Log(verbose=settings.verbose)
+    changes = {name: getattr(fresh, name) for name, wanted in (("ops", ops), ("verbose", verbose)) if wanted}
+    for group in groups:
+        printed = settings.verbose if verbose else printer.prints(group.name())
+        if ops:
+            made = replace(fresh, verbose=printed).make(group, _no_shadow)
+            _C.set_passes(group, [made if station.name == Log.name else station for station in _C.passes(group)])
+        elif printed:
+            printer.start(group.name())
+        else:
+            printer.leave_out(group.name())
+    current.passes = [replace(each, **changes) if isinstance(each, Log) else each for each in current.passes]
+    return True
 
 
 def reset() -> None:
@@ -126,9 +156,10 @@ def configure(
 ) -> None:
     """Turn the log on or off, by DeepSpeed's keys. Settings that are not given stay; arguments override ``config``.
 
-    The log becomes the first pass of all groups and of those made later; their other passes stay. Every rank of the
-    job calls this at the same point in its calls, because sequence numbers count from there on, and while no other
-    thread makes calls. Nothing is sent.
+    With ``enabled=True`` the log becomes the first pass of all groups and of those made later; their other passes stay.
+    Without ``enabled``, groups keep their logs, whether this function, ``set_passes`` or a variable of the environment
+    has set them, and these logs get the settings that are given. Every rank of the job calls this at the same point in
+    its calls, because sequence numbers count from there on, and while no other thread makes calls. Nothing is sent.
 
     Args:
         config: a dict ``{"comms_logger": {...}}`` or ``{"enabled": ..., ...}``, a JSON file with one of them (a
@@ -145,9 +176,10 @@ def configure(
     given = {"enabled": enabled, "prof_all": prof_all, "prof_ops": prof_ops, "verbose": verbose, "debug": debug}
     values = {**_read(config), **{name: value for name, value in given.items() if value is not None}}
     settings = replace(_settings, **{name: _checked(name, value) for name, value in values.items()})
-    specification = _specification(settings)
-    put(specification)
-    if specification is None or not settings.verbose:
-        printer.stop()
-    _C.log_callers(specification is not None and settings.debug)
+    on = settings.enabled
+    if "enabled" in values:
+        put(_specification(settings, verbose=settings.verbose) if on else None)
+    else:
+        on = _change(settings, values.keys())
+    _C.log_callers(on and settings.debug)
     _settings = settings
