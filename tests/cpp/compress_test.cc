@@ -166,6 +166,19 @@ TEST(a_codec_by_what_was_measured) {
   CHECK(pass.standing(Op::all_gather, DType::Float, "a", 200) == nullptr);
 }
 
+TEST(calls_of_unknown_size_may_be_small) {
+  struct Case {
+    int64_t smallest, bytes;
+    bool used;
+  };
+  const auto* bf16 = coding("bf16").codec;
+  for (const auto& each : {Case{50, 49, false}, Case{50, 50, true}, Case{50, -1, false}, Case{1, 0, false},
+                           Case{1, -1, false}, Case{0, 0, true}, Case{0, -1, true}}) {
+    const Compress pass(nullptr, {bf16, {Op::all_to_all}, each.smallest});
+    CHECK((pass.standing(Op::all_to_all, DType::Float, "a", each.bytes) == bf16) == each.used);
+  }
+}
+
 TEST(sums_with_a_factor_go_on_unchanged) {
   const auto* bf16 = coding("bf16").codec;
   CompressDefaults always{bf16, {Op::all_reduce, Op::reduce_scatter}};

@@ -306,6 +306,31 @@ def blocking_after_started(backend: str) -> None:
     mcr_dl.set_passes([])
 
 
+def _of_unknown_size() -> None:
+    """The group's codec applies to calls whose size not all ranks know if they name it, or the pass has no limit."""
+    exact = 1 + 2.0**-20
+    size = mcr_dl.get_world_size()
+    counts = [64] * size
+
+    def exchanged(name: str, **keywords: Any) -> set[float]:
+        given, got = torch.full((64 * size,), exact), torch.zeros(64 * size)
+        if name == "all_to_all":
+            mcr_dl.all_to_all(list(got.chunk(size)), list(given.chunk(size)), **keywords)
+        else:
+            getattr(mcr_dl, name)(got, given, counts, counts, **keywords)
+        return set(got.tolist())
+
+    for name in ("all_to_all", "all_to_all_single", "all_to_allv"):
+        assert exchanged(name) == {exact}, name
+        assert exchanged(name, size_hint=63) == {exact}, name
+        assert exchanged(name, size_hint=64) == {1.0}, name
+        assert exchanged(name, codec="bf16") == {1.0}, name
+    before = mcr_dl.get_passes()
+    mcr_dl.set_passes([passes.Compress("bf16", smallest=0)])
+    assert exchanged("all_to_allv") == {1.0}
+    assert mcr_dl.get_passes() == before
+
+
 def by_group() -> None:
     """The group's codec applies to calls that name none, that it can compress, and that are not too small."""
     start([passes.Compress("bf16", smallest=64)])
@@ -331,6 +356,7 @@ def by_group() -> None:
     mcr_dl.broadcast(tensor, 0)  # not among the default operations
     torch.testing.assert_close(tensor, exact)
     mcr_dl.barrier()
+    _of_unknown_size()
     mcr_dl.set_passes([passes.Compress("bf16", ops=["broadcast", "send"], smallest=0)])
     Calls(50, 3, torch.float32, "bf16", silent=True).broadcast()[1]()
     Calls(50, 3, torch.float32, "bf16", silent=True).messages()[1]()

@@ -77,7 +77,9 @@ const Codec* Compress::codec_of(const Passage& passage) const {
 
 const Codec* Compress::standing(Op op, DType dtype, const std::string& candidate, int64_t bytes) const {
   const auto& ops = defaults_.ops;
-  if (std::find(ops.begin(), ops.end(), op) == ops.end() || (bytes >= 0 && bytes < defaults_.smallest)) return nullptr;
+  if (std::find(ops.begin(), ops.end(), op) == ops.end()) return nullptr;
+  // A size that not all ranks know may be a small one.
+  if (defaults_.smallest > 0 && bytes < defaults_.smallest) return nullptr;
   if (defaults_.automatic) return measured(op, dtype, candidate, bytes);
   return defaults_.codec != nullptr && defaults_.codec->accepts(dtype) ? defaults_.codec : nullptr;
 }

@@ -27,7 +27,7 @@ struct CodecRange {
 struct CompressDefaults {
   const Codec* codec = nullptr;  // for calls that name none; null: these are not compressed
   std::vector<Op> ops;           // the ops to which it applies
-  int64_t smallest = 0;          // bytes, as in tables: smaller calls are not compressed
+  int64_t smallest = 0;          // bytes, as in tables: smaller calls, or of unknown size, are not compressed
   bool automatic = false;        // instead of `codec`, use the codec measured to be the cheapest
   std::map<std::pair<Op, std::string>, std::vector<CodecRange>> measured = {};  // by candidate; ascending, from 0
 };
