@@ -147,6 +147,12 @@ def test_configure_keeps_the_logs_that_are_set(pools: Pools) -> None:
         assert re.findall(r"comm op: (\w+)", written) == ["barrier"] * (rank == 0), written
 
 
+def test_views_leave_nothing_at_the_store(pools: Pools, tmp_path: Path) -> None:
+    """The values of a view are deleted by the next one: their number does not grow."""
+    for found in pools.get("processes", 3).run(log_views.left_at_the_store, str(tmp_path)):
+        assert len(set(found)) == 1, found
+
+
 def test_callers_of_torchs_calls(pools: Pools) -> None:
     """The program's functions, not torch's, and not those of other calls."""
     train = [("all_reduce", "train"), ("broadcast", "train")]

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, redirect_stdout
 from datetime import timedelta
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from unittest import mock
@@ -17,6 +18,7 @@ from mcr_dl.passes.log import Log
 from mcr_dl.records import log, printer
 from mcr_dl.runtime import state
 from mcr_dl.testing.expect import expect
+from mcr_dl.trace import _clock
 from ranks import session
 
 
@@ -185,6 +187,23 @@ def changed() -> str:
     session.stop()
     session.start()
     return written.getvalue()
+
+
+def left_at_the_store(folder: str) -> list[int]:
+    """How many keys the job's store has after some summaries and traces."""
+    session.start()
+    mcr_dl.set_passes(["log"])
+    own = partial(_clock.measure, domain=lambda: str(mcr_dl.get_rank()))  # clocks that have to be compared
+    found = []
+    with redirect_stdout(StringIO()), mock.patch.object(_clock, "measure", own):
+        for _ in range(4):
+            mcr_dl.log_summary(show_straggler=True)
+            mcr_dl.trace.save(folder)
+            mcr_dl.barrier(backend="gloo")
+            found.append(state.current().store.num_keys())
+            mcr_dl.barrier(backend="gloo")
+    mcr_dl.set_passes([])
+    return found
 
 
 def callers_of_torch() -> list[tuple[str, str | None]]:

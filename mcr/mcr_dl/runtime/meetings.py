@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -47,11 +47,33 @@ def value_of_rank_0(values: list[Any]) -> Any:
     return values[0]["value"]
 
 
+class Part(torch_dist.PrefixStore):
+    """A part of the store that knows the keys which this rank has set there."""
+
+    def __init__(self, prefix: str, store: torch_dist.Store) -> None:
+        super().__init__(prefix, store)
+        self._set: list[str] = []
+
+    def set(self, key: str, value: str) -> None:
+        """Set a value, until clear()."""
+        self._set.append(key)
+        super().set(key, value)
+
+    def clear(self) -> None:
+        """Delete the values of this rank: no rank reads them any more."""
+        keys, self._set = self._set, []
+        with suppress(*agreement.STORE_ERRORS):  # a store of another kind may not delete
+            for key in keys:
+                self.delete_key(key)
+
+
 class Meetings:
     """The meetings of one object that all ranks have: they take place in one order, and some ranks may be late.
 
     A rank that comes to a meeting which the others have given up goes on to the next one, if they come to that in time.
     """
+
+    part: Part | None = None  # of the store, for the function that all ranks were in last, see together()
 
     def __init__(
         self, store: torch_dist.Store, name: str, rank: int, size: int, *, next_in: float | None = None
@@ -198,6 +220,8 @@ def _require_all_ranks() -> None:
 def together(function: str, patience: timedelta) -> torch_dist.Store:
     """Return when all ranks of the job are in this function: a part of the store that is empty, and only for this time.
 
+    The values that the ranks set there stay until all have come to the next one.
+
     ``function``: its public name. Raises CollectiveTimeoutError if a rank does not come within ``patience``, which says
     where the missing ranks are; the next call can succeed.
     """
@@ -213,4 +237,7 @@ def together(function: str, patience: timedelta) -> torch_dist.Store:
         text = f"{function}: timed out: {meetings.problem}"
         where = watch.locate(text, meetings.absent[:_NAMED])
         raise CollectiveTimeoutError(f"{text}. Not arrived: {where}" if where else text)
-    return torch_dist.PrefixStore(f"together/{meetings.last}", current.store)
+    if meetings.part is not None:
+        meetings.part.clear()
+    meetings.part = Part(f"together/{meetings.last}", current.store)
+    return meetings.part
