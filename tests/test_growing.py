@@ -34,6 +34,11 @@ class Job:
         nursery.wait([ranks[rank] for rank in self.lost], jobs.LIMIT)
         self.survivors = [ranks[rank] for rank in range(4) if rank not in self.lost]
 
+    @property
+    def port(self) -> str:
+        """That of the job's store, on this host."""
+        return self._places[0]["MASTER_PORT"]
+
     def _start(self, rank: int, others: dict[str, str]) -> Child:
         environment = {**self._places[rank], **self._variables, **others}
         return self._nursery.start(jobs.PROGRAMS / "growing.py", self._arguments, environment)
@@ -157,9 +162,23 @@ def test_a_rule_for_a_candidate_made_of_others(nursery: Nursery) -> None:
 
 
 def test_calls_are_compared_in_detail(nursery: Nursery) -> None:
-    """Detail mode serves the new process too."""
+    """Detail mode serves the new process too, whatever its own environment says."""
     job = Job(nursery, "gloo", "1", MCR_DL_DEBUG="detail")
-    job.end(job.rejoin(1))
+    new = job.rejoin(1, MCR_DL_DEBUG="off")
+    job.end(new)
+    jobs.expect([*job.survivors, new], 0, "in detail: True")
+
+
+def test_a_url_that_gives_the_rank(nursery: Nursery) -> None:
+    """As for init_process_group, it counts in place of the environment; a wrong variable is named before that."""
+    job = Job(nursery, "gloo", "1")
+    wrong = job.rejoin(1, MCR_DL_DEBUG="detial")
+    jobs.end(nursery, [wrong])
+    jobs.expect([wrong], jobs.REPORTED, "InvalidArgumentError: MCR_DL_DEBUG: expected", "'detial'")
+    url = f"tcp://127.0.0.1:{job.port}?rank=1&world_size=4"
+    new = job.rejoin(1, GROWING_URL=url, RANK="3", WORLD_SIZE="8")
+    job.end(new)
+    jobs.expect([new], 0, "group of 4 of 4: rank 1, gloo")
 
 
 def test_a_process_without_the_backend(nursery: Nursery) -> None:

@@ -21,6 +21,7 @@ import mcr_dl as dist
 from mcr_dl.groups import returning, survivors
 from mcr_dl.libraries import registry
 from mcr_dl.runtime import state, watched_store
+from mcr_dl.watch import _watch
 
 LIMIT = timedelta(seconds=float(os.environ.get("GROWING_LIMIT", "1800")))
 REJOIN = os.environ.get("GROWING_REJOIN", "")
@@ -69,7 +70,7 @@ def main(backends: str, lost_ranks: str, mode: str) -> None:
             registry.load = refuse  # type: ignore[assignment]
         if REJOIN == "inside":
             survivors._Steps._conclude = die  # type: ignore[method-assign]
-        group = dist.rejoin(timeout=LIMIT)
+        group = dist.rejoin(os.environ.get("GROWING_URL"), LIMIT)
         if REJOIN == "again":
             die()
         world = dist.get_world_size()
@@ -97,6 +98,7 @@ def main(backends: str, lost_ranks: str, mode: str) -> None:
         time.sleep(0.02)
     check(group, world)
     print(f"job {state.current().job}", flush=True)
+    print(f"in detail: {_watch._current is not None and _watch._current._comparison is not None}", flush=True)
     further(group)
     dist.destroy_process_group()
 

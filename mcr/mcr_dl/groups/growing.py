@@ -12,6 +12,7 @@ import torch
 import torch.distributed as torch_dist
 
 from mcr_dl import _C, watch
+from mcr_dl.base import variables
 from mcr_dl.base.errors import InvalidArgumentError, UnsupportedError
 from mcr_dl.groups import forms, lifecycle, report, returning, survivors, torch_groups
 from mcr_dl.libraries import registry
@@ -81,16 +82,18 @@ def rejoin(
         passes: as for init_process_group, and equal to the other ranks' passes.
 
     Raises CollectiveTimeoutError if no group takes this process in time, InvalidArgumentError if the runtime or torch's
-    default group runs already, BackendUnavailableError, on all ranks, if this process cannot use a
-    backend or has other passes.
+    default group runs already or a variable of the environment has a wrong value, BackendUnavailableError, on all ranks,
+    if this process cannot use a backend or has other passes.
     """
     if state.is_initialized() or torch_dist.is_initialized():
         message = "rejoin: expected a new process, got one whose default group is initialized"
         raise InvalidArgumentError(message)
+    if problem := variables.problem():
+        raise InvalidArgumentError(problem)
     limit = state.DEFAULT_TIMEOUT if timeout is None else _C.timeout(timeout)
-    launch = lifecycle.launch_of(rank, world_size)
+    launch, met = lifecycle.launch_at(init_method, rank, world_size, store, limit)
     report.show(launch.rank)
-    store = lives.newest(rendezvous.meet(launch, init_method, limit) if store is None else store)
+    store = lives.newest(rendezvous.meet(launch, init_method, limit) if met is None else met)
     answer = returning.apply(store, launch.rank, limit)
     begin = partial(returning.begin, answer, launch, store, devices.own(device_id))
     try:

@@ -66,6 +66,15 @@ def launch_of(rank: int, world_size: int) -> launcher.Launch:
     return launcher.stated(rank, world_size)
 
 
+def launch_at(
+    init_method: str | None, rank: int, world_size: int, store: torch_dist.Store | None, limit: timedelta
+) -> tuple[launcher.Launch, torch_dist.Store | None]:
+    """The launch that the arguments describe, and the store, if they give one: the URL may be that of both."""
+    if store is None and rendezvous.names_ranks(init_method):
+        return rendezvous.meet_at(init_method, rank, world_size, limit)
+    return launch_of(rank, world_size), store
+
+
 def start(
     backend: str | Iterable[str] | None,
     *,
@@ -91,10 +100,7 @@ def start(
     exit_steps.prepare()
     wanted, specifications, mistake = _asked(backend, passes)
     limit = state.DEFAULT_TIMEOUT if timeout is None else _C.timeout(timeout)
-    if store is None and rendezvous.names_ranks(init_method):
-        launch, store = rendezvous.meet_at(init_method, rank, world_size, limit)
-    else:
-        launch = launch_of(rank, world_size)
+    launch, store = launch_at(init_method, rank, world_size, store, limit)
     if mistake is None:
         report.show(launch.rank)
     if launch.rank == 0:
@@ -108,7 +114,8 @@ def start(
     current.passes = specifications
     try:
         if mistake is None:
-            watch.start(current.store, launch.rank, launch.size, state.living, detail=_debug() == "detail")
+            current.detail = _debug() == "detail"
+            watch.start(current.store, launch.rank, launch.size, state.living, detail=current.detail)
         if getattr(pg_options, "is_high_priority_stream", False):
             devices.raise_priority()
         _agree(current, tuning_table, mistake, memory)
@@ -142,7 +149,7 @@ def start_again(
     exit_steps.prepare()
     current = begin(chain.with_scheduler(trace.with_log(chain.specify(passes))))
     rank, size = current.launch.rank, current.launch.size
-    watch.start(current.store, rank, size, state.living, detail=_debug() == "detail", former=former)
+    watch.start(current.store, rank, size, state.living, detail=current.detail, former=former)
     _watch_processes(current)
     return current
 

@@ -27,7 +27,9 @@ _ALIVE = 2.0  # seconds for a process that waits to say that it still does
 _AGAIN = 60.0  # seconds after which a process that was found and not taken applies again
 _DISMISSED = "-"  # in the place of the name of an attempt
 # The parts of State that the ranks have agreed on, in JSON's types.
-_AGREED = ("job", "backends", "asked", "candidates", "staging", "topology", "arranged", "groups_made", "counters")
+_AGREED = (
+    "job", "backends", "asked", "candidates", "staging", "topology", "arranged", "groups_made", "counters", "detail",
+)  # fmt: skip
 
 
 class Applicant(NamedTuple):

@@ -55,6 +55,7 @@ class State:
     candidates: list[str] | None = None  # those that all ranks have; None before the default group is made
     staging: int | None = None  # bytes of one piece of a staged tensor; None if no rank has a device
     job: str = ""  # an identity of this life of the job, equal on its ranks
+    detail: bool = False  # all calls are compared over the ranks
     meetings: Any = None  # of the functions that all ranks call together (``meetings.together``)
     endings: dict[str, list[Callable[[], None]]] = field(default_factory=dict)  # by group: run before it ends
     planners: weakref.WeakSet[Planner] = field(default_factory=weakref.WeakSet)
