@@ -336,6 +336,10 @@ def test_command_with_unsupported_operation() -> None:
         ("--json /nowhere/out.json", "can be written"),
         ("--mix all_reduce:4", "'@'"),
         ("--mix barrier:4@mpi --ops send", "--ops: not allowed with --mix"),
+        ("--mix all_reduce:4@mpi -b 8", "-b/--min-bytes: not allowed with --mix"),
+        ("--mix all_reduce:4@mpi --max-bytes 1M", "-e/--max-bytes: not allowed with --mix"),
+        ("--mix all_reduce:4@mpi -f 2", "-f/--factor: not allowed with --mix"),
+        ("--mix all_reduce:4@mpi --async", "--async: not allowed with --mix"),
         ("--wat", "--wat"),
     ],
 )

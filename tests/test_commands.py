@@ -34,6 +34,7 @@ COMMANDS = {
     "mcr-trace": ["-m", "mcr_dl.trace"],
     "mcr-tune": ["-m", "mcr_dl.tuning"],
     "mcr-info": ["-m", "mcr_dl.info"],
+    "python -m mcr_dl.testing": ["-m", "mcr_dl.testing"],
     "python -m mcr_dl.examples.moe": ["-m", "mcr_dl.examples.moe"],
 }
 MAINS = {"mcr-bench": bench.main, "mcr-info": info.main, "mcr-trace": trace.main, "mcr-tune": tune.main}
@@ -232,6 +233,24 @@ def test_json_of_info() -> None:
     ways = found["support"]["gloo"]
     assert "float32" in " ".join(ways).split()
     assert {way.partition(";")[0] for column in ways.values() for way in column.values()} <= {"native", "emulated", "-"}
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        ("mcr-info", "--json -"),
+        ("mcr-bench", "--backends gloo --ops barrier --budget 0.01"),
+        ("python -m mcr_dl.testing", "--backend gloo -n 2 --ops barrier"),
+    ],
+)
+def test_variables_of_programs(command: str, arguments: str, tmp_path: Path) -> None:
+    """Passes and traces are for the calls of a program, whose traces stay: these commands write none."""
+    trace = tmp_path / "rank0.json"
+    trace.write_text("of a program")
+    done = run(command, arguments.split(), MCR_DL_TRACE=str(tmp_path), MCR_DL_PASSES="log")
+    assert done.returncode == 0, done.stderr
+    assert trace.read_text() == "of a program"
+    assert list(tmp_path.iterdir()) == [trace]
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP])

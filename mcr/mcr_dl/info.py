@@ -14,7 +14,7 @@ from rich.table import Table
 
 from mcr_dl import _C
 from mcr_dl._pages import support
-from mcr_dl.base import launcher
+from mcr_dl.base import launcher, variables
 from mcr_dl.base.errors import BackendUnavailableError
 from mcr_dl.commands import arguments
 from mcr_dl.commands.console import Console
@@ -37,6 +37,7 @@ def _start() -> str:
 
     If there are none, the error, which all ranks get; then a backend that every process has starts.
     """
+    variables.leave_out_passes()
     try:
         lifecycle.start("auto", memory="cpu")
     except BackendUnavailableError as error:

@@ -244,6 +244,15 @@ def path_of(value: str) -> Path:
     return Path(value).absolute()
 
 
+def leave_out_passes() -> None:
+    """Remove the variables that record, change or plan a program's calls, for a command that makes calls of its own.
+
+    Its times would include the passes, and its trace would replace that of a program.
+    """
+    for name in ("MCR_DL_PASSES", "MCR_DL_SCHEDULE", "MCR_DL_TRACE"):
+        os.environ.pop(name, None)
+
+
 def warn_of_unknown() -> None:
     """Warn of unknown variables, once per process, in one line: a line of the source would say nothing more."""
     global _warned

@@ -13,7 +13,7 @@ from functools import partial
 from rich.progress import BarColumn, TimeRemainingColumn
 
 from mcr_dl import _C
-from mcr_dl.base import launcher
+from mcr_dl.base import launcher, variables
 from mcr_dl.base.errors import InvalidArgumentError, McrError
 from mcr_dl.base.operations import operation_of
 from mcr_dl.bench import report
@@ -53,6 +53,15 @@ from mcr_dl.measure.timing import TorchControl
 
 _PROGRAM = "mcr-bench"
 _WRONG = 1
+_NOT_IN_A_MIX = {
+    "ops": "--ops",
+    "backends": "--backends",
+    "min_bytes": "-b/--min-bytes",
+    "max_bytes": "-e/--max-bytes",
+    "factor": "-f/--factor",
+    "asynchronous": "--async",
+    "plot": "--plot",
+}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -104,13 +113,22 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
+def _refuse_with_mix(argv: Sequence[str] | None) -> None:
+    """Raise InvalidArgumentError for an option that has no effect with --mix, whatever its value."""
+    bare = parser()
+    bare.set_defaults(**dict.fromkeys(_NOT_IN_A_MIX))
+    given = bare.parse_args(argv)
+    for name, option in _NOT_IN_A_MIX.items():
+        if getattr(given, name) is not None:
+            message = f"argument {option}: not allowed with --mix"
+            raise InvalidArgumentError(message)
+
+
 def _parse(argv: Sequence[str] | None) -> tuple[Settings, int]:
     """The settings, and the number of ranks to start; raises InvalidArgumentError for errors beyond argparse's."""
     given = parser().parse_args(argv)
-    for name in ("ops", "backends", "plot"):
-        if given.mix and getattr(given, name) is not None:
-            message = f"argument --{name}: not allowed with --mix"
-            raise InvalidArgumentError(message)
+    if given.mix:
+        _refuse_with_mix(argv)
     ops = tuple(part.operation for part in given.mix) or given.ops or ("all_reduce",)
     if any(operation_of(op).reduces for op in ops) and not _C.reduction_defined(given.dtype, given.redop):
         defined = ", ".join(red for red in reductions() if _C.reduction_defined(given.dtype, red))
@@ -140,6 +158,7 @@ def _start(settings: Settings) -> tuple[_C.Group, list[str]]:
     wanted = [part.candidate for part in settings.mix] or list(settings.backends)
     bases = registry.with_parts(wanted)
     devices.take(settings.device)
+    variables.leave_out_passes()
     default_group.init_process_group(
         devices.usable_backends(settings.device) if {"all", "auto"} & set(bases) else bases
     )

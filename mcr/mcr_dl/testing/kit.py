@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from mcr_dl import _C
+from mcr_dl.base import variables
 from mcr_dl.base.errors import BackendUnavailableError, McrError
 from mcr_dl.libraries import registry
 from mcr_dl.testing import cases, checks, session
@@ -152,6 +153,7 @@ class _Ranks:
 
 def start(backend: str) -> str:
     """Start the backend on this rank, with the groups of the cases; returns the problem if it does not work."""
+    variables.leave_out_passes()
     try:
         session.start(*registry.with_parts([backend]))
         session.groups()

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
 from mcr_dl import _C
+from mcr_dl.base import variables
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.bench.ranks import bind
 from mcr_dl.groups import default_group
@@ -175,11 +175,8 @@ class Worker:
 
 
 def start(backends: Iterable[str], timeout: timedelta | None = None) -> None:
-    """Start the runtime in a rank that measures. No table makes choices: candidates are named. No pass, scheduler or
-    trace of the environment is there, as their time would be a part of each call's.
-    """
-    for name in ("MCR_DL_PASSES", "MCR_DL_SCHEDULE", "MCR_DL_TRACE"):
-        os.environ.pop(name, None)
+    """Start the runtime in a rank that measures. No table makes choices: candidates are named."""
+    variables.leave_out_passes()
     default_group.init_process_group(list(backends), timeout=timeout, tuning_table="none")
 
 
