@@ -158,6 +158,23 @@ def test_breakdown_by_region() -> None:
     assert mean.exposed == pytest.approx({"all_gather": 0.001, "all_reduce": 0.003})
 
 
+def test_regions_that_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The summary and the picture name them, as the time in them is in no table."""
+    records = [_record("all_reduce", 1, 3)]
+    names = [["step", "evaluate"], ["step"], ["step", "evaluate", "save"]]
+    for rank, regions in enumerate(names):
+        spans = [Region(name, 0, 10 * MS, 7) for name in regions]
+        _files.write(_trace(records, rank=rank, ranks=3, regions=spans), tmp_path / "traces")
+    texts = ["region 'evaluate', which only ranks 0, 2 recorded", "region 'save', which only rank 2 recorded"]
+    for arguments in (["summary"], ["plot", "-o", str(tmp_path / "chart.png")]):
+        assert main([arguments[0], str(tmp_path / "traces"), *arguments[1:]]) == 0
+        said = capsys.readouterr().out
+        assert re.findall("left out: (.*)", said) == texts, said
+    assert main(["summary", str(tmp_path / "traces"), "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (list(found["regions"]), found["left_out"]) == (["step"], {"evaluate": [0, 2], "save": [2]})
+
+
 def test_the_bars_are_the_breakdown() -> None:
     trace = _trace([_record("all_reduce", 0, 4), _work("all_to_all", 5, 6, 15, (12, 15)), _record("barrier", 20, 20)])
     axes = plot.figure_of([trace]).axes[0]

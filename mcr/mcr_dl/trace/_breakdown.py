@@ -137,3 +137,12 @@ def tables(traces: Sequence[Trace]) -> dict[str, list[Breakdown]]:
     if not names:
         return {WHOLE: [whole(trace) for trace in traces]}
     return {name: [rank[name] for rank in ranks] for name in names}
+
+
+def left_out(traces: Sequence[Trace]) -> dict[str, list[int]]:
+    """The regions that ``tables`` leaves out, as not all ranks have them, each with the ranks that do."""
+    ranks: dict[str, list[int]] = {}
+    for trace in traces:
+        for name in dict.fromkeys(region.name for region in trace.regions):
+            ranks.setdefault(name, []).append(trace.rank)
+    return {name: those for name, those in ranks.items() if len(those) < len(traces)}

@@ -20,7 +20,7 @@ from mcr_dl.trace._files import Trace, read_all
 from mcr_dl.trace._flight_recorder import flight_recorder
 from mcr_dl.trace._param import param
 from mcr_dl.trace.plot import plot
-from mcr_dl.trace.show import document, show
+from mcr_dl.trace.show import document, left_out_text, show
 from mcr_dl.watch import dump
 
 _PROGRAM = "mcr-trace"
@@ -52,7 +52,10 @@ def _summary(given: argparse.Namespace) -> None:
 
 
 def _plot(given: argparse.Namespace) -> None:
-    plot(read_all(given.traces), given.output)
+    traces = read_all(given.traces)
+    plot(traces, given.output)
+    if text := left_out_text(traces):
+        _say(text)
     _say(str(given.output))
 
 

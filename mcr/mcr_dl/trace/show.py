@@ -14,6 +14,7 @@ from mcr_dl.commands.text import time_text
 from mcr_dl.trace import _breakdown as breakdown
 from mcr_dl.trace._breakdown import WHOLE, Breakdown
 from mcr_dl.trace._files import Trace
+from mcr_dl.watch import ranks_text
 
 
 def _text(seconds: float, total: float) -> str:
@@ -56,16 +57,27 @@ def document(traces: Sequence[Trace]) -> dict[str, Any]:
             ]
             for name, parts in breakdown.tables(traces).items()
         },
+        "left_out": breakdown.left_out(traces),
         "lost_records": {str(trace.rank): trace.lost for trace in traces},
     }
 
 
+def left_out_text(traces: Sequence[Trace]) -> str:
+    """The regions that not all ranks have, a line for each; empty if there are none."""
+    return "\n".join(
+        f"left out: region {name!r}, which only {ranks_text(ranks)} recorded"
+        for name, ranks in breakdown.left_out(traces).items()
+    )
+
+
 def show(traces: Sequence[Trace], console: Console | None = None) -> None:
-    """Print one table for each region that all ranks have; without regions one table."""
+    """Print one table for each region that all ranks have; without regions one table. Names the other regions."""
     console = console or Console()
     for name, parts in breakdown.tables(traces).items():
         console.say("Where the time went" if name == WHOLE else f"Where the time went: {name}", style="italic")
         console.print_whole(grid(parts), 80)
+    if text := left_out_text(traces):
+        console.say(text)
     lost = {trace.rank: trace.lost for trace in traces if trace.lost}
     if lost:
         console.say(f"records that the rings had overwritten, by rank: {lost}")
