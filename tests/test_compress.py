@@ -280,9 +280,43 @@ def test_capacities_that_change() -> None:
             out[:] = 1
             return super().encode(values, out)
 
+        def decode(self, data: Any, out: Any) -> None:
+            assert len(data) == 100_000
+            super().decode(data[: 4 * len(out)], out)
+
     passes.register_codec(Growing("nowhere"), "growing")
     for _ in range(3):
         _equal(_around(torch.ones(5), "growing"), torch.ones(5))
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 100])
+def test_the_memory_of_a_fixed_codec(count: int) -> None:
+    """``encode`` and ``decode`` get as many bytes as ``capacity`` says."""
+
+    class Exact(compress._Broken):
+        def encode(self, values: Any, out: Any) -> int:
+            assert len(out) == 4 * len(values)
+            return super().encode(values, out)
+
+        def decode(self, data: Any, out: Any) -> None:
+            assert len(data) == 4 * len(out)
+            super().decode(data, out)
+
+    passes.register_codec(Exact("nowhere"), f"exact-{count}")
+    _equal(_around(torch.arange(float(count)), f"exact-{count}"), torch.arange(float(count)))
+
+
+@pytest.mark.parametrize("answer", [-1, 21, 1 << 63, 1 << 70, 2.0, None])
+def test_encoded_sizes_that_are_none(answer: Any) -> None:
+    """Any answer but a number of bytes that fit is the codec's failure, of which all ranks learn."""
+
+    class Wrong(compress._Broken):
+        def encode(self, *_: Any) -> int:
+            return answer
+
+    passes.register_codec(Wrong("nowhere"), f"encoded-{answer}")
+    with pytest.raises(mcr_dl.BackendError, match=f"codec encoded-{answer}: the sender could not encode: "):
+        passes.encode(torch.ones(5), f"encoded-{answer}")
 
 
 def test_encode_raises() -> None:

@@ -33,10 +33,16 @@ class Codec(Protocol):
         """The largest number of bytes of ``count`` encoded values."""
 
     def encode(self, values: Values, out: Bytes) -> int:
-        """Write the encoded values, which are finite, to ``out`` and return the number of bytes."""
+        """Write the encoded values, which are finite, to ``out`` and return the number of bytes.
+
+        ``out`` has ``capacity()`` bytes.
+        """
 
     def decode(self, data: Bytes, out: Values) -> None:
-        """Write the values to ``out``; equal bytes must give equal values on all ranks."""
+        """Write the values to ``out``; equal bytes must give equal values on all ranks.
+
+        ``data`` has the bytes that ``encode`` has written; if the codec is ``fixed``, ``capacity()`` bytes.
+        """
 
 
 _MOST_BYTES = 1 << 48  # of an encoded part

@@ -88,12 +88,7 @@ class PythonCodec final : public Codec {
   bool fixed() const override { return fixed_; }
 
   int64_t capacity(int64_t count, DType dtype) const override {
-    const Locked locked;
-    try {
-      return kHeader + std::max(kReason, object_.attr("capacity")(count, row(dtype).name).cast<int64_t>());
-    } catch (py::error_already_set& error) {
-      throw error_of(error);
-    }
+    return kHeader + std::max(kReason, own_capacity(count, dtype));
   }
 
   int64_t encode(const void* in, int64_t count, DType dtype, std::byte* out) const override {
@@ -104,7 +99,7 @@ class PythonCodec final : public Codec {
       if (fixed_) std::memset(out + kHeader, 0, static_cast<std::size_t>(unused));
       return fixed_ ? kHeader + unused : kHeader;
     }
-    const int64_t room = capacity(count, dtype) - kHeader;
+    const int64_t room = own_capacity(count, dtype);
     const Locked locked;
     try {
       const auto used = object_
@@ -115,9 +110,15 @@ class PythonCodec final : public Codec {
         const auto text = "encode() returned " + std::to_string(used) + ", expected 0 to " + std::to_string(room);
         return encode_failure(text, count, dtype, out);
       }
-      return kHeader + (fixed_ ? room : used);
+      if (!fixed_) return kHeader + used;
+      const auto bytes = capacity(count, dtype);
+      std::memset(out + kHeader + used, 0, static_cast<std::size_t>(bytes - kHeader - used));
+      return bytes;
     } catch (py::error_already_set& error) {
       return encode_failure(exception_text(error.value().ptr()), count, dtype, out);
+    } catch (const py::cast_error&) {
+      const auto text = "encode() returned a number beyond 64 bits, expected 0 to " + std::to_string(room);
+      return encode_failure(text, count, dtype, out);
     }
   }
 
@@ -134,9 +135,11 @@ class PythonCodec final : public Codec {
         break;
     }
     require_encoded(in, bytes);
+    // A part of a fixed size has room for a reason, and for the largest part of the call.
+    const auto used = fixed_ ? std::min(bytes - kHeader, own_capacity(count, dtype)) : bytes - kHeader;
     const Locked locked;
     try {
-      object_.attr("decode")(view(in + kHeader, bytes - kHeader),
+      object_.attr("decode")(view(in + kHeader, used),
                              py::memoryview::from_memory(out, count * size_of(dtype)), row(dtype).name);
     } catch (py::error_already_set& error) {
       throw failed("codec " + name() + ": cannot decode: " + exception_text(error.value().ptr()));
@@ -164,6 +167,14 @@ class PythonCodec final : public Codec {
   }
 
  private:
+  int64_t own_capacity(int64_t count, DType dtype) const {
+    const Locked locked;
+    try {
+      return object_.attr("capacity")(count, row(dtype).name).cast<int64_t>();
+    } catch (py::error_already_set& error) {
+      throw error_of(error);
+    }
+  }
   std::string sender_failed() const { return "codec " + name() + ": the sender could not encode: "; }
   static py::memoryview view(const void* data, int64_t bytes) { return py::memoryview::from_memory(data, bytes); }
   static std::string reason(const std::byte* in, int64_t bytes) {
