@@ -21,7 +21,7 @@ class Work:
     """The handle of an asynchronous operation (torch.distributed.Work)."""
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
-        """Waits until the operation is complete and returns True. For an operation on a device's streams, the current stream waits instead of the host, and `timeout` has no effect. Raises the operation's error, or CollectiveTimeoutError after `timeout` (a timedelta or seconds; the call's by default); the operation then goes on, and wait() may be called again. A `timeout` longer than the call's own extends that one, except for collectives on gloo, where the library ends them."""
+        """Waits until the operation is complete and returns True. For an operation on a device's streams, the current stream waits instead of the host, and `timeout` has no effect. Raises the operation's error, or CollectiveTimeoutError after `timeout` (a timedelta or seconds; None, 0: the call's); the operation then goes on, and wait() may be called again. A `timeout` longer than the call's own extends that one, except for collectives on gloo, where the library ends them."""
     def is_completed(self) -> bool:
         """True once the operation has ended, also with an error."""
     def is_success(self) -> bool:

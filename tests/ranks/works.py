@@ -79,7 +79,10 @@ def timeout(backend: str) -> None:
         assert work.wait(10**12)
         assert work.wait(timedelta(0))  # the group's, as in torch
         for wrong in ("3", float("nan"), 10**400):
-            expect(TypeError, lambda wrong=wrong: work.wait(wrong), "expected a datetime.timedelta, seconds or None")
+            expected = "expected a datetime.timedelta, seconds or None"
+            expect(mcr_dl.InvalidTypeError, lambda wrong=wrong: work.wait(wrong), expected)
+        for wrong in (-5, -0.001, timedelta(microseconds=-1000), -(10**12)):
+            expect(mcr_dl.InvalidArgumentError, lambda wrong=wrong: work.wait(wrong), "timeout: expected a time of 0")
         assert tensor.tolist() == [7.0] * 10
     else:
         mcr_dl.barrier(backend=backend)

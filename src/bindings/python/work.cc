@@ -61,7 +61,7 @@ PyObject* object(Value&& value) {
 
 // ---- waiting
 
-// The timeout of wait(), its only parameter; nothing: the Work's own.
+// The timeout of wait(), its only parameter; nothing: the call's own.
 std::optional<milliseconds> limit_of(PyObject* const* args, Py_ssize_t count, PyObject* names) {
   const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
   const bool known = named == 0 || PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "timeout") == 0;
@@ -72,11 +72,14 @@ std::optional<milliseconds> limit_of(PyObject* const* args, Py_ssize_t count, Py
   if (count + named == 0 || args[0] == Py_None) return std::nullopt;
   const auto limit = duration_of(args[0]);
   if (!limit) {
-    const auto text = "wait(): timeout: expected a datetime.timedelta, seconds or None, got " + represented(args[0]);
-    PyErr_SetString(PyExc_TypeError, text.c_str());
-    throw ErrorAlreadySet{};
+    throw Error(ErrorCode::InvalidType,
+                "wait(): timeout: expected a datetime.timedelta, seconds or None, got " + represented(args[0]));
   }
-  return limit->count() > 0 ? limit : std::nullopt;
+  if (limit->count() < 0) {
+    throw Error(ErrorCode::InvalidArgument,
+                "wait(): timeout: expected a time of 0 or more, got " + represented(args[0]));
+  }
+  return limit->count() > 0 ? limit : std::nullopt;  // 0: as in torch
 }
 
 PyObject* wait_for(const std::shared_ptr<Work>& owner, std::optional<milliseconds> limit) {
@@ -217,7 +220,7 @@ PyMethodDef methods[] = {
      "wait($self, /, timeout=None)\n--\n\n"
      "Waits until the operation is complete and returns True. For an operation on a device's streams, the current "
      "stream waits instead of the host, and `timeout` has no effect. Raises the operation's error, or "
-     "CollectiveTimeoutError after `timeout` (a timedelta or seconds; the call's by default); the operation then "
+     "CollectiveTimeoutError after `timeout` (a timedelta or seconds; None, 0: the call's); the operation then "
      "goes on, and wait() may be called again. A `timeout` longer than the call's own extends that one, except for "
      "collectives on gloo, where the library ends them."},
     {"is_completed", is_completed, METH_NOARGS,
