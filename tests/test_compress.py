@@ -337,6 +337,12 @@ def test_bounds_of_zfp(options: str) -> None:
     assert passes.error_bound(f"zfp:{options}") == "1e-3 for each value"
 
 
+@pytest.mark.parametrize(("codec", "bound"), [("bf16,feedback=a", "2^-8 of each value"), ("no_such", "not stated")])
+def test_bounds(codec: str, bound: str) -> None:
+    """A comma may follow the name, as in the codec of a call."""
+    assert passes.error_bound(codec) == bound
+
+
 def test_registering() -> None:
     """A taken name and an object that is not a codec are errors."""
     with pytest.raises(mcr_dl.InvalidArgumentError, match="bf16"):

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import mcr_dl
-from mcr_dl import _C, InvalidArgumentError
+from mcr_dl import _C, BackendUnavailableError, InvalidArgumentError
 from mcr_dl.testing.expect import expect
 from mcr_dl.tuning.costs import cost_model
 from ranks import session
@@ -41,9 +43,11 @@ def agreed(path: str) -> dict[str, int]:
 
 
 def refused() -> None:
-    """One rank's codec is unknown, or differs from the others': an error on all ranks, and the group stays usable."""
+    """One rank's codec is unknown, lacks its library or differs from the others': an error on all ranks, and the group stays usable."""
     session.start()
     rank = mcr_dl.get_rank()
     expect(InvalidArgumentError, lambda: cost_model(codecs=["no_such"] * rank), "no_such" if rank else "cost_model")
     expect(InvalidArgumentError, lambda: cost_model(codecs=["bf16" if rank == 0 else "int8"]), "cost_model", "int8")
+    with mock.patch.dict("sys.modules", {"zfpy": None} if rank else {}):
+        expect(BackendUnavailableError, lambda: cost_model(codecs=["zfp:rate=13"]), "cost_model", "zfpy")
     cost_model()

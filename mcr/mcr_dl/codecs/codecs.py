@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import operator
+import re
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -132,7 +133,7 @@ def error_bound(codec: str) -> str:
 
     For a codec of your own it is its attribute ``error_bound``, if it has one. An all_reduce encodes twice.
     """
-    name, _, options = codec.partition(":")
+    name, options = (*re.split("[:,]", codec, maxsplit=1), "")[:2]
     if name == "zfp":
         given = dict(option.partition("=")[::2] for option in options.split(","))
         if "tolerance" in given:

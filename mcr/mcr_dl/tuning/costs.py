@@ -9,7 +9,7 @@ from typing import Any
 
 from mcr_dl import _C
 from mcr_dl.base import agreement
-from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.base.errors import McrError
 from mcr_dl.runtime import changes, handles
 
 _SIZES = [1 << 12, 1 << 15, 1 << 18, 1 << 21, 1 << 24]  # bytes
@@ -47,7 +47,8 @@ def cost_model(group: handles.Group = None, codecs: Iterable[str] = ()) -> _C.Co
     medians over the ranks. On each rank, candidates of one backend share a resource with the backend's name, and the
     host's tasks share one named ``thread``.
 
-    Raises InvalidArgumentError on all ranks if the codecs differ or one is unknown.
+    Raises InvalidArgumentError on all ranks if the codecs differ or one is unknown, BackendUnavailableError on all ranks
+    if a codec's library is missing on one.
     """
     where = handles.core_group(group)
     tasks = _tasks(codecs)
@@ -55,8 +56,8 @@ def cost_model(group: handles.Group = None, codecs: Iterable[str] = ()) -> _C.Co
     problem: Exception | None = None
     try:
         mine["times"] = [_times(task) for task in tasks]
-    except InvalidArgumentError as error:
-        problem = InvalidArgumentError(f"cost_model: {error}")
+    except McrError as error:  # as for a codec whose library only other ranks have
+        problem = type(error)(f"cost_model: {error}")
     agreed = changes.agree(where, "cost_model", mine, _medians, problem=problem, anywhere=True)
     model = where._cost_model()
     thread = model.add_resource("thread", slots=1)
