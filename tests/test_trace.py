@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch.distributed as torch_dist
 
 from harness import Pools
 from mcr_dl import _C
+from mcr_dl.base import agreement
 from mcr_dl.commands.text import colours
 from mcr_dl.records import statistics
 from mcr_dl.records.log import Record, RecordedGroup
@@ -120,6 +122,17 @@ def test_stragglers_are_matched_by_number() -> None:
 
 
 # ---- the breakdown of time
+
+
+def test_stragglers_of_a_large_ring() -> None:
+    """The newest collectives of a rank fit into one value at the store, also with groups of long names."""
+    group = _group(name="tensor_parallel_group_of_the_second_pipeline_stage_7")
+    records = [_record("all_reduce", 0, 1e3, seq=number, group=group) for number in range(1, 4)]
+    with mock.patch.object(_stragglers, "MOST", 2):
+        assert [row[2] for row in _stragglers.mine(records)] == [2, 3]
+    (row, *_) = _stragglers.mine(records)
+    largest = [[row[0], 1000, 1 << 40, row[3], 100_000]]
+    assert len(agreement.encode(largest)) * _stragglers.MOST < agreement._LARGEST
 
 
 def test_breakdown() -> None:

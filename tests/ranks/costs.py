@@ -43,7 +43,7 @@ def agreed(path: str) -> dict[str, int]:
 
 
 def refused() -> None:
-    """One rank's codec is unknown, lacks its library or differs from the others': an error on all ranks, and the group stays usable."""
+    """One rank's codec is unknown, has no library or is another one: an error on all ranks; the group stays usable."""
     session.start()
     rank = mcr_dl.get_rank()
     expect(InvalidArgumentError, lambda: cost_model(codecs=["no_such"] * rank), "no_such" if rank else "cost_model")

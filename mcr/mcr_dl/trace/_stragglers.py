@@ -13,6 +13,7 @@ from mcr_dl.records.log import Record
 from mcr_dl.runtime import meetings, state
 
 Mine = list[list[Any]]  # group, instance, seq, latency in ns, ranks of the group
+MOST = 1 << 19  # collectives of a rank: in JSON they take a part of what a rank may leave at the store
 Match = dict[tuple[str, int, int], tuple[int, int]]  # group, instance, seq -> lowest latency, the rank that had it
 
 
@@ -21,12 +22,13 @@ def _key(record: Record) -> tuple[str, int, int]:
 
 
 def mine(records: Iterable[Record]) -> Mine:
-    """This rank's completed collectives. Messages are left out, as their numbers differ between ranks."""
-    return [
+    """This rank's newest completed collectives. Messages are left out, as their numbers differ between ranks."""
+    found = [
         [*_key(record), record.latency, len(record.group.ranks)]
         for record in statistics.ended(records)
         if not record.peer and record.seq
     ]
+    return found[-MOST:]
 
 
 def match(everyone: Sequence[Mine]) -> list[list[Any]]:

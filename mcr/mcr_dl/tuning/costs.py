@@ -47,8 +47,8 @@ def cost_model(group: handles.Group = None, codecs: Iterable[str] = ()) -> _C.Co
     medians over the ranks. On each rank, candidates of one backend share a resource with the backend's name, and the
     host's tasks share one named ``thread``.
 
-    Raises InvalidArgumentError on all ranks if the codecs differ or one is unknown, BackendUnavailableError on all ranks
-    if a codec's library is missing on one.
+    Raises InvalidArgumentError on all ranks if the codecs differ or one is unknown, and BackendUnavailableError if a
+    codec's library is missing on one of them.
     """
     where = handles.core_group(group)
     tasks = _tasks(codecs)
