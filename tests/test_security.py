@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -121,11 +122,39 @@ def test_agreement(value: str | bytes) -> None:
         agreement.agree(store, 1, 2, "key", 1, lambda values: values)
 
 
-def test_large_values(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("piece", [100, 4096])
+def test_large_values(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+    """Whether they would be sent as a whole or in pieces."""
     monkeypatch.setattr(agreement, "_LARGEST", 1000)
+    monkeypatch.setattr(agreement, "_PIECE", piece)
     with pytest.raises(InvalidArgumentError, match="expected at most 1000 bytes, got 1002"):
         agreement.agree(torch_dist.HashStore(), 0, 1, "key", "x" * 1000, lambda values: values)
+    with pytest.raises(InvalidArgumentError, match="the answer of rank 0 for 'key': expected at most 1000 bytes"):
+        agreement.agree(torch_dist.HashStore(), 0, 1, "key", 0, lambda _: "x" * 1000)
     assert documents.parse("1", "it", limit=1) == 1
+
+
+@pytest.mark.parametrize("length", ["", "1.5", "1e999", "-1", "[1]", str(1 << 40)])
+def test_lengths_of_large_values(length: str) -> None:
+    """A wrong length is an error on every rank, before its pieces are waited for."""
+    store = torch_dist.HashStore()
+    store.set("key/1", f"bytes {length}")
+    for rank in (0, 1):
+        with pytest.raises(InvalidArgumentError, match="the value of rank 1 for 'key'"):
+            agreement.agree(store, rank, 2, "key", 1, lambda values: values)
+
+
+def test_large_values_at_torchs_store() -> None:
+    """torch's store closes the connection of a rank that sends more than 8 MiB at once."""
+    patience = timedelta(seconds=60)
+    first = torch_dist.TCPStore("127.0.0.1", 0, 2, True, patience, wait_for_workers=False)
+    stores = [first, torch_dist.TCPStore("127.0.0.1", first.port, 2, False, patience)]
+    values = ["é" * (5 << 20), "y" * (21 << 20)]  # 10 MiB and 21 MiB
+    with ThreadPoolExecutor() as threads:
+        agreed = threads.map(lambda rank: agreement.agree(stores[rank], rank, 2, "key", values[rank], list), (0, 1))
+        assert list(agreed) == [values, values]
+    stores[1].set("later", "1")
+    assert stores[0].get("later") == b"1"
 
 
 @pytest.mark.parametrize("value", [b"two words", b"a\nline", b"\xff", b"x" * 2000, "é".encode()])

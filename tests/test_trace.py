@@ -135,6 +135,15 @@ def test_stragglers_of_a_large_ring() -> None:
     assert len(agreement.encode(largest)) * _stragglers.MOST < agreement._LARGEST
 
 
+def test_stragglers_of_many_groups() -> None:
+    """The answer for the whole job has the newest collectives of each group, and is limited as a rank's value is."""
+    everyone = [[[f"pair {rank // 2}", 0, seq, MS, 2] for seq in range(1, 6)] for rank in range(6)]
+    with mock.patch.object(_stragglers, "MOST", 7):
+        assert sorted((row[0], row[2]) for row in _stragglers.match(everyone)) == [
+            (f"pair {pair}", seq) for pair in range(3) for seq in (4, 5)
+        ]
+
+
 def test_breakdown() -> None:
     """From 0 to 20 ms: 4 in a blocking call, 1 + 3 in an asynchronous one, which ran during 6 ms of computation."""
     trace = _trace([_record("all_reduce", 0, 4), _work("all_to_all", 5, 6, 15, (12, 15)), _record("barrier", 20, 20)])

@@ -14,6 +14,8 @@ from mcr_dl.base import documents
 from mcr_dl.base.errors import CollectiveTimeoutError, InvalidArgumentError
 
 _LARGEST = 64 * documents.MIB  # bytes of one rank's value; a log's records, for stragglers, are the largest
+_PIECE = 4 * documents.MIB  # torch's TCPStore closes the connection of a rank that sends more than 8 MiB at once
+_LONG = b"bytes "  # begins the value of a key whose text is in pieces; no JSON begins so
 _PATIENCE = timedelta(seconds=15)  # for the rank that says who is missing, which may ask the others where they are
 _NAMED = 8  # missing ranks, at most
 STORE_ERRORS = (RuntimeError, ValueError, OSError)
@@ -38,8 +40,35 @@ def decode(text: bytes, what: str) -> Any:
     return documents.parse(text, what, limit=_LARGEST)
 
 
-def _value(text: bytes, key: str, rank: int) -> Any:
-    return decode(text, f"the value of rank {rank} for {key!r}")
+def _leave(store: torch_dist.Store, key: str, text: str) -> None:
+    """Set a text, in pieces if it is long; its key comes last and says how long it is. A text that is too long to be
+    read is not sent.
+    """
+    content = text.encode()
+    if len(content) <= _PIECE:
+        store.set(key, text)
+        return
+    if len(content) <= _LARGEST:
+        for number, piece in enumerate(_pieces(key, len(content))):
+            part = content[number * _PIECE : (number + 1) * _PIECE]
+            store.set(piece, part)  # type: ignore[arg-type]  # it takes bytes too
+    store.set(key, f"{_LONG.decode()}{len(content)}")
+
+
+def _pieces(key: str, length: int) -> list[str]:
+    return [f"{key}/{number}" for number in range(-(-length // _PIECE))]
+
+
+def _value(store: torch_dist.Store, key: str, text: bytes, what: str) -> Any:
+    """The value of a key that has this text. Every rank that reads it gets the value or the error, as both follow from
+    the text.
+    """
+    if text.startswith(_LONG):
+        length = decode(text[len(_LONG) :], what)
+        if type(length) is not int or not _PIECE < length <= _LARGEST:
+            raise InvalidArgumentError(f"{what}: expected at most {_LARGEST} bytes, got {length!r:.40}")
+        text = b"".join(store.multi_get(_pieces(key, length)))
+    return decode(text, what)
 
 
 def absent(store: torch_dist.Store, keys: Sequence[str], first: int = 0) -> Iterator[int]:
@@ -70,7 +99,7 @@ def agree(
     CollectiveTimeoutError, which names the missing ranks, after the store's timeout. ``function``: the one that
     the program called.
     """
-    store.set(f"{key}/{rank}", encode(value))
+    _leave(store, f"{key}/{rank}", encode(value))
     try:
         return _agreed(store, rank, size, key, decide)
     except torch_dist.DistStoreError as error:
@@ -112,15 +141,17 @@ def _who_is_late(store: torch_dist.Store, rank: int, size: int, key: str, text: 
 
 def _agreed(store: torch_dist.Store, rank: int, size: int, key: str, decide: Callable[[list[Any]], Any]) -> Any:
     if rank == 0:
-        texts = store.multi_get([f"{key}/{other}" for other in range(size)])
+        keys = [f"{key}/{other}" for other in range(size)]
+        texts = store.multi_get(keys)
+        titles = [f"the value of rank {other} for {key!r}" for other in range(size)]
         try:
-            answer = {"value": decide([_value(text, key, other) for other, text in enumerate(texts)])}
+            answer = {"value": decide([_value(store, *each) for each in zip(keys, texts, titles, strict=True)])}
         except InvalidArgumentError as error:
             answer = {"error": str(error)}
         except Exception as error:  # the others wait for an answer, whatever happens here
             answer = {"error": f"rank 0: {type(error).__name__}: {error}"}
-        store.set(f"{key}/answer", encode(answer))
-    answer = _value(store.get(f"{key}/answer"), f"{key}/answer", 0)
+        _leave(store, f"{key}/answer", encode(answer))
+    answer = _value(store, f"{key}/answer", store.get(f"{key}/answer"), f"the answer of rank 0 for {key!r}")
     if "error" in answer:
         raise InvalidArgumentError(answer["error"])
     return answer["value"]

@@ -13,7 +13,7 @@ from mcr_dl.records.log import Record
 from mcr_dl.runtime import meetings, state
 
 Mine = list[list[Any]]  # group, instance, seq, latency in ns, ranks of the group
-MOST = 1 << 19  # collectives of a rank: in JSON they take a part of what a rank may leave at the store
+MOST = 1 << 19  # collectives of a rank, and of the answer: in JSON a part of what a rank may leave at the store
 Match = dict[tuple[str, int, int], tuple[int, int]]  # group, instance, seq -> lowest latency, the rank that had it
 
 
@@ -33,7 +33,7 @@ def mine(records: Iterable[Record]) -> Mine:
 
 def match(everyone: Sequence[Mine]) -> list[list[Any]]:
     """The collectives that all ranks of their group have recorded, each with its lowest latency and the rank that had
-    it.
+    it. If they are more than ``MOST``, the newest ones of each group, of which all groups get an equal number.
 
     The rank that came last waited for no other rank: its latency is the lowest, and is the time of the transfer.
     """
@@ -43,7 +43,16 @@ def match(everyone: Sequence[Mine]) -> list[list[Any]]:
         for group, instance, seq, latency, size in rows:
             found.setdefault((group, instance, seq), []).append((latency, rank))
             sizes[group, instance, seq] = size
-    return [[*key, *min(latencies)] for key, latencies in found.items() if len(latencies) == sizes[key]]
+    rows = [[*key, *min(latencies)] for key, latencies in found.items() if len(latencies) == sizes[key]]
+    return rows if len(rows) <= MOST else _newest(rows)
+
+
+def _newest(rows: Iterable[list[Any]]) -> list[list[Any]]:
+    groups: dict[tuple[str, int], list[list[Any]]] = {}
+    for row in rows:
+        groups.setdefault((row[0], row[1]), []).append(row)
+    each = max(MOST // len(groups), 1)
+    return [row for some in groups.values() for row in sorted(some, key=lambda row: int(row[2]))[-each:]]
 
 
 def exchange(records: Iterable[Record]) -> Match:

@@ -113,7 +113,7 @@ def log_summary(
     Args:
         show_straggler: also print how much of the time ranks waited for the one that came last. Every rank of the job
             then calls this together; collectives are matched over the ranks by their sequence numbers, the newest
-            524,288 of each rank.
+            524,288 of each rank, and of the whole job as many at most, an equal number of each group.
         return_dict: return the numbers too, on every rank: ``{"summary": {op: {bytes: {...}}}, "straggler_analysis":
             {op: {bytes: {...}}} or None, "metadata": {...}}``, DeepSpeed's keys and some more.
         group: use the records of this group alone, none on ranks that are not members; of all groups if None.
