@@ -44,10 +44,11 @@ def check_columns(cls: type, columns: Mapping[str, Sequence[Any]], where: str, s
         raise ValueError(f"{where}: expected the fields {', '.join(sorted(hints))}, got {got[:200]}")
     for name, hint in hints.items():
         if name not in skip and not are(columns[name], hint):
-            raise ValueError(f"{where}.{name}: expected values of the type {_text(hint)}, got others")
+            raise ValueError(f"{where}.{name}: expected values of the type {type_text(hint)}, got others")
 
 
-def _text(hint: Any) -> str:
+def type_text(hint: Any) -> str:
+    """The name of a type in errors."""
     return getattr(hint, "__name__", "") if isinstance(hint, type) and not get_args(hint) else str(hint)
 
 

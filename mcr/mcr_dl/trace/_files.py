@@ -170,6 +170,8 @@ def _trace(document: dict[str, Any]) -> Trace:
         raise ValueError("expected whole numbers for rank, ranks, lost and saved, and the rank below ranks")
     if not isinstance(document["provenance"], dict):
         raise ValueError("provenance: expected an object")
+    if not isinstance(document["provenance"].get("job", ""), str):
+        raise ValueError("provenance.job: expected a text")
     return Trace(
         clock=Clock(**shapes.check(Clock, document["clock"], "clock")),
         records=_records(document, groups),

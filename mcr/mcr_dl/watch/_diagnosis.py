@@ -69,11 +69,11 @@ def whereabouts(report: Report) -> str:
         return str(report["ended"])
     inside = max(report["threads"], key=lambda activity: float(activity["age"]), default=None)
     if inside is None:
-        return f"it is at {report['place']}" if report["place"] else "it is in no call"
+        return f"it is at {report['place']}" if report.get("place") else "it is in no call"
     verb = "making the communicator of" if inside["op"] == "connect" else ("waiting for" if inside["waits"] else "in")
     call = inside["backend"] if inside["op"] == "connect" else f"{inside['backend'] or 'auto'}.{inside['op']}"
     number = "" if inside["op"] == "connect" else f", number {inside['seq']}"
-    at = f", called at {report['place']}" if report["place"] else ""
+    at = f", called at {report['place']}" if report.get("place") else ""
     return f"it is {verb} {call} ({inside['label']}{number}) for {inside['age']:.1f} s{at}"
 
 

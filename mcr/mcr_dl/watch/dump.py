@@ -9,11 +9,11 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mcr_dl.base import documents, variables
+from mcr_dl.base import documents, shapes, variables
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.watch._diagnosis import diagnose, ranks_text
 from mcr_dl.watch._report import FORMAT, VERSION, Report
@@ -34,6 +34,22 @@ _FIELDS = {
     "threads": list,
     "pending": list,
     "time": float,
+}
+_MOST_RANKS, _LATEST = 1 << 20, 1e11  # the latest time is in seconds since 1970
+_WORD = str | None
+# The fields of rows that the text needs, and those that a dump may lack.
+_CALL = {"seq": int, "op": str, "dtype": _WORD, "red": _WORD, "root": int | None, "bytes": int | None}
+_CALL |= {"backend": _WORD, "async": bool, "caller": _WORD, "history": str}
+_ROWS: dict[str, dict[str, Any]] = {
+    "groups": {"group": str, "label": str, "ranks": tuple[int, ...], "collectives": int, "calls": list},
+    "threads": {"op": str, "backend": _WORD, "label": _WORD, "seq": int, "age": float | int, "waits": bool},
+    "pending": {"op": str, "backend": _WORD, "label": _WORD, "seq": int, "age": float | int},
+    "groups.calls": _CALL,
+}
+_OPTIONAL: dict[str, dict[str, Any]] = {
+    "groups": {"derived": bool},
+    "groups.calls": {"layout": _WORD, "priority": int},
+    "": {"place": _WORD, "ended": _WORD, "unmatched": tuple[str, ...], "job": str},
 }
 
 
@@ -85,12 +101,34 @@ def _check_fields(file: Path, where: str, value: Mapping[str, Any], fields: Mapp
             raise InvalidArgumentError(f"{file}: {where}{name}: expected {kind.__name__}, got {found!r:.40}")
 
 
+def _check_rows(file: Path, where: str, rows: Sequence[Any]) -> None:
+    needed, optional = _ROWS.get(where, {}), _OPTIONAL.get(where, {})
+    if not shapes.are(rows, dict):
+        raise InvalidArgumentError(f"{file}: {where}: expected objects, got others")
+    for name, hint in {**needed, **optional}.items():
+        values = [row[name] for row in rows if name in row]
+        if (name in needed and len(values) < len(rows)) or not shapes.are(values, hint):
+            what = f"{where}.{name}" if where else name
+            message = f"{file}: {what}: expected values of the type {shapes.type_text(hint)}, got others, or none"
+            raise InvalidArgumentError(message)
+
+
 def _checked(file: Path) -> Report:
     content = documents.read(file, str(file), limit=_LARGEST)
     if not isinstance(content, dict) or content.get("format") != FORMAT or content.get("version") != VERSION:
         raise InvalidArgumentError(f"{file}: expected a dump of version {VERSION}, got something else")
     _check_fields(file, "", content, _FIELDS)
     _check_fields(file, "alarm.", content["alarm"], _ALARM)
+    rank, size, moment = content["rank"], content["size"], content["time"]
+    if not 0 <= rank < size <= _MOST_RANKS:
+        message = f"expected a rank below the size, and at most {_MOST_RANKS} ranks, got {rank!r:.40} and {size!r:.40}"
+        raise InvalidArgumentError(f"{file}: {message}")
+    if not 0 <= moment <= _LATEST:
+        raise InvalidArgumentError(f"{file}: time: expected seconds since 1970, got {moment!r:.40}")
+    _check_rows(file, "", [content])
+    for name in ("groups", "threads", "pending"):
+        _check_rows(file, name, content[name])
+    _check_rows(file, "groups.calls", [call for group in content["groups"] for call in group["calls"]])
     return content
 
 
