@@ -73,6 +73,7 @@ REFUSED = [
     ("mcr-tune", "--budget 1e308", "--budget: expected at most 1000000 seconds, got 1e308"),
     ("mcr-tune", "--limit 1e14", "--limit: expected at most 1000000 seconds, got 1e14"),
     ("mcr-bench", "--budget 1e7", "--budget: expected at most 1000000 seconds, got 1e7"),
+    ("mcr-trace", "plan graph.json --budget 1e300", "--budget: expected at most 1000000 seconds, got 1e300"),
     ("mcr-tune", "--quick show", "expected the command first (mcr-tune show ...), got --quick"),
     ("mcr-tune", "show nofile.json", "there is no such file, and mcr-tune show --table FILE shows one"),
     ("mcr-tune", f"show {__file__}", f"got a file: mcr-tune show --table {__file__}"),

@@ -100,6 +100,31 @@ def test_rotation_keeps_the_in_degree(ranks: int, peers: int) -> None:
         assert sent == received  # every rank sends to as many as it receives from
 
 
+def _listed_in_degree(motif: motifs.Motif) -> int:
+    senders: dict[int, set[int]] = {}
+    for sender, receiver, _ in motifs.transfers(motif):
+        senders.setdefault(receiver, set()).add(sender)
+    return max(map(len, senders.values()), default=0)
+
+
+@settings(max_examples=200, deadline=None)
+@given(CALLS, st.lists(RULES, max_size=3))
+def test_the_in_degree_is_that_of_the_transfers(call: tuple[str, int, int, int], rules: list) -> None:
+    for expression in _expression(call, rules):
+        for motif, _ in motifs.steps(expression):
+            assert motifs.in_degree(motif) == _listed_in_degree(motif), motif
+
+
+def test_the_in_degree_in_a_large_group() -> None:
+    """Without a list of its transfers."""
+    whole = motifs.call("all_to_all", 1, 100_000)
+    assert motifs.in_degree(whole) == 99_999
+    assert {motifs.in_degree(motif) for motif, _ in motifs.steps(motifs.rewrite(whole, motifs.spline(50_000)))} == {
+        49_999,
+        50_000,
+    }
+
+
 def test_windows_that_do_not_rotate_make_incast() -> None:
     """8 ranks that each send to ranks 0 and 1: 7 send to one rank; in rotated windows of two, 2 at most."""
     fixed = Counter(receiver for sender in range(8) for receiver in (0, 1) if sender != receiver)

@@ -130,6 +130,7 @@ def test_search_repeats_itself_and_is_no_worse_than_its_start() -> None:
     assert again.chains[0] <= planner.critical_path().cost
     assert one.plan.iteration <= planner.program_order().iteration
     assert not planner.search(budget=1e-9).complete
+    assert planner.search(budget=1e300, evaluations=1).evaluations > 0
 
 
 def test_no_plan_is_faster_than_its_busiest_resource() -> None:

@@ -230,8 +230,16 @@ def transfers(motif: Motif) -> Iterator[tuple[int, int, int]]:
 
 
 def in_degree(motif: Motif) -> int:
-    """How many ranks send to one rank within the motif, at most: what makes incast."""
-    senders: dict[int, set[int]] = {}
-    for sender, receiver, _ in transfers(motif):
-        senders.setdefault(receiver, set()).add(sender)
-    return max(map(len, senders.values()), default=0)
+    """How many ranks send to one rank within the motif, at most: what makes incast. By ``transfers``, which are too many
+    to be listed in a large group.
+    """
+    size = max(map(len, motif.groups), default=0)
+    if size < 2:
+        return 0
+    if motif.root is not None:
+        return size - 1 if motif.op == "reduce" else 1
+    if motif.shifts is None:
+        return 1  # a ring
+    begin, end = motif.shifts
+    own = -(-begin // size) * size < end  # a shift at which each rank is its own receiver
+    return min(end - begin - own, size - 1)

@@ -19,6 +19,7 @@ Place = tuple[int, int, int]  # node, motif, iterations ahead
 Play = list[list[list[tuple[int, int, int]]]]  # ready, start, end by iteration, node and motif
 
 REPLAYED = 6  # iterations, of which the last ones show the steady state
+_LONGEST = 1e9  # seconds of a search: 31 years, which fit into 64 bits as ns
 _UNROLLED = 3  # iterations in which an order is found: the one in the middle has neighbours on either side
 
 
@@ -182,7 +183,7 @@ class Planner:
             start: where the first chain begins, such as the last plan.
         """
         starts = [] if start is None else [_C.ExecutionPlan(list(start.chosen))]
-        limit = 0 if budget is None else min(max(1, round(budget * 1e9)), 1 << 62)
+        limit = 0 if budget is None else max(1, round(min(budget, _LONGEST) * 1e9))
         found = self.core.search(chains, seed, 2, evaluations, limit, levels, starts)
         plan = self.program_order()
         for (chosen, its_levels), cost in zip(found["plans"], found["chains"], strict=True):

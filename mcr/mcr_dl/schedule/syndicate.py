@@ -47,7 +47,7 @@ def _require_valid(settings: Settings) -> None:
         if isinstance(value, bool) or not isinstance(value, kind) or not within(value):
             raise InvalidArgumentError(f"Syndicate: {name}: expected {wanted}, got {value!r}")
 
-    require("budget", "finite seconds above 0", lambda value: 0 < value < math.inf, int | float)
+    require("budget", "seconds above 0, at most 1000000", lambda value: 0 < value <= 1e6, int | float)
     for name, first, end in (("lanes", 1, 17), ("tries", 1, 17), ("rounds", 1, 101), ("seed", 0, 2**64)):
         require(name, f"a whole number from {first} to {end - 1}", range(first, end).__contains__)
     require("promising", "a number below 1", lambda value: -math.inf < value < 1, int | float)
@@ -89,7 +89,7 @@ class Syndicate:
         """Make one; ``with`` starts it, on all ranks together, before or between any calls.
 
         Args:
-            budget: seconds for each search, at most.
+            budget: seconds for each search, at most; up to 1,000,000.
             lanes: sets of communicators that each group gets; a plan that changes the order of calls needs several.
             tries: how many plans take turns with program order, at most.
             rounds: turns of each, of six iterations.

@@ -23,7 +23,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--plan", type=arguments.checked(arguments.output), metavar="JSON", help=text)
     text = f"seconds for the search, at most (default: {_BUDGET:g})"
     command.add_argument(
-        "--budget", type=arguments.checked(arguments.above(0)), default=_BUDGET, metavar="SECONDS", help=text
+        "--budget", type=arguments.checked(arguments.seconds), default=_BUDGET, metavar="SECONDS", help=text
     )
     text = "seed of the search (default: 0)"
     command.add_argument("--seed", type=arguments.checked(arguments.count(0)), default=0, metavar="N", help=text)
