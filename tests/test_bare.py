@@ -89,9 +89,18 @@ def test_a_named_table_needs_jsonschema(tmp_path: Path) -> None:
     assert "pip install jsonschema" in result.stdout, result.stderr
 
 
-@pytest.mark.parametrize("command", ["bench", "trace", "tune"])
+@pytest.mark.parametrize("command", ["bench", "info", "trace", "tune"])
 def test_commands_say_what_they_lack(command: str) -> None:
     """One line and exit code 2."""
     result = _run(f"from mcr_dl import _commands\nsys.exit(_commands.{command}())")
     assert result.returncode == 2
     assert result.stderr == f"mcr-{command}: error: needs rich, which is not installed: pip install rich\n"
+
+
+@pytest.mark.parametrize("module", ["bench", "info", "testing", "trace", "tuning"])
+def test_modules_say_what_they_lack(module: str) -> None:
+    """As ``python -m``."""
+    result = _run(f"import runpy\nrunpy.run_module('mcr_dl.{module}', run_name='__main__', alter_sys=True)")
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.endswith(": error: needs rich, which is not installed: pip install rich\n")
+    assert len(result.stderr.splitlines()) == 1

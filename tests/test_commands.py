@@ -22,9 +22,9 @@ import pytest
 import mcr_dl
 import tables
 from harness import launchers
-from mcr_dl import info
 from mcr_dl.bench import cli as bench
 from mcr_dl.examples import bytescheduler, dlrm, gpt, moe, program, survive
+from mcr_dl.info import cli as info
 from mcr_dl.tables import table
 from mcr_dl.trace import cli as trace
 from mcr_dl.tuning import cli as tune

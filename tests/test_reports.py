@@ -18,11 +18,11 @@ import pytest
 import jobs
 import tables as made
 from harness import launchers
-from mcr_dl import info
 from mcr_dl.bench import report as bench_report
 from mcr_dl.bench._sweep import Row, Settings
 from mcr_dl.commands.console import Console, bars
 from mcr_dl.examples import report as examples
+from mcr_dl.info import cli as info
 from mcr_dl.measure.cases import Case
 from mcr_dl.measure.timing import Statistics
 from mcr_dl.planner.plans import Planner
@@ -215,7 +215,7 @@ REPORTS: dict[str, list[Callable[[str, Path], None]]] = {
     "mcr/mcr_dl/bench/report.py": [bench_table, bench_footer],
     "mcr/mcr_dl/bench/cli.py": [bar],
     "mcr/mcr_dl/examples/report.py": [example_choice, example_lines, example_table, example_verdict],
-    "mcr/mcr_dl/info.py": [states],
+    "mcr/mcr_dl/info/cli.py": [states],
     "mcr/mcr_dl/testing/cli.py": [failed_cases],
     "mcr/mcr_dl/planner/show.py": [planned],
     "bench/lab/suite.py": [lab_problem],
@@ -315,6 +315,6 @@ def test_lint_refuses_consoles_that_read_markup(file: str, code: str) -> None:
 
 
 def test_lint_selects_that_rule() -> None:
-    command = [sys.executable, "-m", "ruff", "check", "--show-settings", str(ROOT / "mcr" / "mcr_dl" / "info.py")]
+    command = [sys.executable, "-m", "ruff", "check", "--show-settings", str(ROOT / "mcr" / "mcr_dl" / "info" / "cli.py")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "banned-api (TID251)" in done.stdout

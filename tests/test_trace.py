@@ -19,11 +19,12 @@ import torch.distributed as torch_dist
 from harness import Pools
 from mcr_dl import _C
 from mcr_dl.base import agreement
+from mcr_dl.commands.console import Console
 from mcr_dl.commands.text import colours
 from mcr_dl.records import statistics
 from mcr_dl.records.log import Record, RecordedGroup
 from mcr_dl.trace import _breakdown as breakdown
-from mcr_dl.trace import _clock, _files, _stragglers, plot
+from mcr_dl.trace import _clock, _files, _stragglers, plot, show
 from mcr_dl.trace._chrome import chrome
 from mcr_dl.trace._files import Trace
 from mcr_dl.trace._flight_recorder import flight_recorder
@@ -152,6 +153,15 @@ def test_breakdown() -> None:
     assert found.exposed == pytest.approx({"all_reduce": 0.004, "all_to_all": 0.004})
     assert found.compute == pytest.approx(0.012)
     assert found.overlapped == pytest.approx(0.006)
+
+
+def test_breakdown_of_many_ranks() -> None:
+    """A column for each."""
+    written, ranks = io.StringIO(), 150
+    traces = [_trace([_record("all_reduce", 0, 4)], rank=rank, ranks=ranks) for rank in range(ranks)]
+    show.show(traces, Console(file=written))
+    head = next(line for line in written.getvalue().splitlines() if "rank 0" in line)
+    assert head.split() == [*" ".join(f"rank {rank}" for rank in range(ranks)).split(), "mean"]
 
 
 def test_breakdown_counts_no_time_twice() -> None:

@@ -33,7 +33,7 @@ def _bench() -> int:
 
 
 def _info() -> int:
-    from mcr_dl.info import main
+    from mcr_dl.info.cli import main
 
     return main()
 

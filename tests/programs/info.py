@@ -3,6 +3,6 @@
 
 import sys
 
-from mcr_dl.info import main
+from mcr_dl.info.cli import main
 
 sys.exit(main(sys.argv[1:]))

@@ -15,6 +15,8 @@ from rich.console import Console as _Console
 from rich.progress import Progress, ProgressColumn
 from rich.table import Table
 
+_WIDEST = 1_000_000  # characters of a table, which has a column for each rank
+
 
 class Console(_Console):
     """A console that interprets nothing in a string. Raises BrokenPipeError when the reader of a pipe has gone."""
@@ -34,7 +36,7 @@ class Console(_Console):
         """Print a table without cutting a column, at least ``width`` wide where there is no terminal."""
         if not self.is_terminal:
             self.width = width
-        self.width = max(self.width, self.measure(table, options=self.options.update(max_width=1000)).maximum)
+        self.width = max(self.width, self.measure(table, options=self.options.update(max_width=_WIDEST)).maximum)
         self.print(table)
 
 

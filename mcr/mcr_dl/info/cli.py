@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import platform
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -130,6 +129,3 @@ def _document(world: _C.Group, status: dict[str, str], problem: str) -> dict[str
     facts = _facts(world, status, problem)
     return {"facts": facts, "backends": status, "candidates": list(world.candidates), "support": found}
 
-
-if __name__ == "__main__":
-    sys.exit(main())
