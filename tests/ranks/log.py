@@ -164,7 +164,9 @@ def deepspeed(folder: str) -> None:
     mcr_dl.configure(file)
     assert mcr_dl.get_passes() == ["log"]
     logger = SimpleNamespace(enabled=False, verbose=False, prof_all=True, prof_ops=[], debug=False)
-    part = SimpleNamespace(comms_logger_enabled=False, comms_logger=logger)
+    part = SimpleNamespace(comms_logger_enabled=True, comms_logger=logger)  # enabled: it has the section
+    mcr_dl.configure(SimpleNamespace(comms_config=SimpleNamespace(comms_logger_enabled=False)))  # no section
+    assert mcr_dl.get_passes() == ["log"]
     mcr_dl.configure(SimpleNamespace(comms_config=part))
     assert mcr_dl.get_passes() == []
     mcr_dl.configure(SimpleNamespace(comms_config=part), enabled=True)  # arguments override it
@@ -179,6 +181,7 @@ def refused() -> list[str]:
     texts = []
     for config, more in (
         ({"comms_logger": {"enabled": True, "prof_op": []}}, {}),
+        ({"comms_logger": {"enabled": True, 5: 1}}, {}),
         ({"comms_logger": True}, {}),
         ({"train_batch_size": 8}, {}),
         (None, {"enabled": True, "prof_ops": ["all_reduced"], "prof_all": False}),

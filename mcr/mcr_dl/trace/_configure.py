@@ -54,7 +54,7 @@ def _from_mapping(config: Mapping[str, Any]) -> dict[str, Any]:
     if section is config and not set(config) & set(_KEYS):
         message = f"configure: expected {_SECTION} or some of {', '.join(_KEYS)}, got {', '.join(map(str, config))}"
         raise InvalidArgumentError(message)
-    unknown = sorted(set(section) - set(_KEYS))
+    unknown = sorted(map(str, set(section) - set(_KEYS)))
     if unknown:
         where = "configure" if section is config else f"configure: {_SECTION}"
         message = f"{where}: expected some of {', '.join(_KEYS)}, got {', '.join(unknown)}"
@@ -63,15 +63,17 @@ def _from_mapping(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_object(config: Any) -> dict[str, Any]:
-    """DeepSpeed's own config object, or its part about communication."""
+    """DeepSpeed's own config object, or its part about communication.
+
+    Its comms_logger_enabled says only whether the configuration has the section, whose own ``enabled`` counts. Without
+    the section nothing is given.
+    """
     part = getattr(config, "comms_config", config)
     if not hasattr(part, "comms_logger_enabled"):
         message = f"configure: expected a dict, a JSON file or a DeepSpeed config, got {type(config).__name__}"
         raise InvalidArgumentError(message)
-    found: dict[str, Any] = {"enabled": part.comms_logger_enabled}
-    logger = getattr(part, _SECTION, None)
-    found.update({name: getattr(logger, name) for name in _KEYS[1:] if hasattr(logger, name)})
-    return found
+    section = getattr(part, _SECTION, None)
+    return {name: getattr(section, name) for name in _KEYS if hasattr(section, name)}
 
 
 def _read(config: Any) -> dict[str, Any]:
