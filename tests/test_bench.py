@@ -19,7 +19,7 @@ from mcr_dl.base import operations
 from mcr_dl.bench import cli
 from mcr_dl.bench.mix import Part, parse_mix
 from mcr_dl.commands.sizes import parse_size, size_text
-from mcr_dl.measure import _values, cases
+from mcr_dl.measure import _values, cases, memory
 from mcr_dl.measure._layout import layout, split
 from mcr_dl.measure.cases import message_size
 from mcr_dl.tuning import cli as tune_cli
@@ -29,6 +29,26 @@ backends = pytest.mark.parametrize("backend", session.BACKENDS)
 sizes = pytest.mark.parametrize("size", [2, 3])
 
 # ---- cases
+
+
+@pytest.mark.parametrize(
+    ("operation", "in_place", "needed"),
+    [
+        ("send", False, [8, 16, 16, 16]),  # the other ranks have no tensors
+        ("all_reduce", True, [4, 8, 12, 16]),
+        ("all_gather", False, [20, 40, 60, 80]),
+        ("all_gather", True, [16, 32, 48, 64]),
+        ("scatter", False, [20, 24, 28, 32]),
+        ("scatter", True, [16, 20, 24, 28]),
+        ("barrier", False, [0, 0, 0, 0]),
+    ],
+)
+def test_memory_of_tensors(operation: str, in_place: bool, needed: list[int]) -> None:
+    """Of one to four of four ranks, the root among them."""
+    sizes = [0 if operation == "barrier" else 4]
+    assert [
+        memory.needed(operation, sizes, "float32", 4, here, in_place=in_place) for here in range(1, 5)
+    ] == needed
 
 
 def test_operations_are_those_of_the_op_table() -> None:
@@ -340,6 +360,10 @@ def test_command_with_unsupported_operation() -> None:
         ("--mix all_reduce:4@mpi --max-bytes 1M", "-e/--max-bytes: not allowed with --mix"),
         ("--mix all_reduce:4@mpi -f 2", "-f/--factor: not allowed with --mix"),
         ("--mix all_reduce:4@mpi --async", "--async: not allowed with --mix"),
+        ("-e 4096G", "-e/--max-bytes: expected tensors that fit into the "),
+        ("--ops barrier,send -e 4096G --in-place", " for send float32 (ranks here: 2)"),
+        ("-n 1 --ops gather -e 4096G", " for gather float32 (ranks here: 1)"),
+        ("--mix all_reduce:4@mpi+all_to_all:4096G@gloo", "--mix: expected tensors that fit into the "),
         ("--wat", "--wat"),
     ],
 )

@@ -18,6 +18,7 @@ import pytest
 
 from mcr_dl import _C
 from mcr_dl.base.errors import BackendUnavailableError, InvalidArgumentError
+from mcr_dl.measure import memory
 from mcr_dl.tables import table
 from mcr_dl.tables.model import Subject
 from mcr_dl.tuning import _memory, launched, tuner, worker
@@ -110,9 +111,9 @@ def test_tensors_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     total = sum(sizes)
     for operation, needed in (("all_reduce", 4 * total), ("all_gather", 5 * total), ("gather", 2 * total)):
         plan = replace(PLAN, ranks=4, units=(Unit("barrier", "float32", (0,)), Unit(operation, "float32", sizes)))
-        monkeypatch.setattr(_memory, "_available", lambda needed=needed: float(needed))
+        monkeypatch.setattr(memory, "available", lambda needed=needed: float(needed))
         _memory.require(plan, 4)
-        monkeypatch.setattr(_memory, "_available", lambda needed=needed: needed - 1.0)
+        monkeypatch.setattr(memory, "available", lambda needed=needed: needed - 1.0)
         with pytest.raises(InvalidArgumentError, match=f"--max-bytes: expected .* for {operation} float32 on 4 ranks"):
             _memory.require(plan, 4)
         _memory.require(plan, 2)

@@ -47,7 +47,7 @@ from mcr_dl.commands.arguments import (
 from mcr_dl.commands.console import Console, bars
 from mcr_dl.groups import default_group, environment
 from mcr_dl.libraries import registry
-from mcr_dl.measure import devices
+from mcr_dl.measure import devices, memory
 from mcr_dl.measure.cases import candidates, differs
 from mcr_dl.measure.timing import TorchControl
 
@@ -259,6 +259,21 @@ def run_rank(settings: Settings) -> int:
 # ---- the command
 
 
+def _require_memory(settings: Settings, ranks: int) -> None:
+    """Raise InvalidArgumentError if the tensors of a mix, or of an operation at one size, do not fit on this host."""
+    if settings.device != "cpu":
+        return
+    here = launcher.local_size() if launched() else ranks
+    if settings.mix:
+        parts = [memory.needed(part.operation, [part.nbytes], settings.dtype, ranks, here) for part in settings.mix]
+        memory.require("--mix", sum(parts), f"the mix (ranks here: {here})")
+        return
+    for operation in settings.ops:
+        largest = settings.sizes[-1:]
+        wanted = memory.needed(operation, largest, settings.dtype, ranks, here, in_place=settings.in_place)
+        memory.require("-e/--max-bytes", wanted, f"{operation} {settings.dtype} (ranks here: {here})")
+
+
 def _start_ranks(settings: Settings, ranks: int) -> int:
     """Run on ranks that this process starts; returns the exit code."""
     with run_local(run_rank, (settings,), ranks) as running:
@@ -281,6 +296,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings, ranks = _parse(argv)
         environment.require()
+        _require_memory(settings, ranks)
     except McrError as error:
         return refuse(_PROGRAM, str(error))
     return run_rank(settings) if launched() else _start_ranks(settings, ranks)

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refuses measurements whose tensors do not fit into the memory of this host, before anything starts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.commands.sizes import short_size_text
+from mcr_dl.measure.cases import tensor_bytes
+
+
+def needed(
+    operation: str, sizes: Iterable[int], dtype: str, ranks: int, here: int, *, in_place: bool = False
+) -> int:
+    """Bytes of the tensors of messages of all these sizes on a host with ``here`` of the ranks."""
+    whole = 0
+    for nbytes in sizes:
+        # Ranks differ if they are the root, or one of the two ranks of a message; all others are equal.
+        parts = [tensor_bytes(operation, nbytes, dtype, rank, ranks, in_place=in_place) for rank in range(min(here, 3))]
+        whole += sum(parts) + (here - len(parts)) * parts[-1]
+    return whole
+
+
+def available() -> float:
+    """Bytes that the processes here can still take; infinite if the system does not say."""
+    found = [float("inf")]
+    try:
+        known = re.search(r"^MemAvailable:\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+        found += [int(known[1]) * 1024.0] if known else []
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()  # of a container
+        found += [float(limit)] if limit.isdigit() else []
+    except OSError:
+        pass
+    return min(found)
+
+
+def require(argument: str, wanted: int, what: str) -> None:
+    """Raise InvalidArgumentError, which names the argument of the command, if so many bytes do not fit."""
+    left = available()
+    if wanted > left:
+        message = (
+            f"argument {argument}: expected tensors that fit into the {short_size_text(int(left))} of memory that this "
+            f"host has left, got {short_size_text(wanted)} for {what}"
+        )
+        raise InvalidArgumentError(message)
