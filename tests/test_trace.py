@@ -396,12 +396,13 @@ def test_param_of_hand_made_records() -> None:
     records = [
         _work("all_reduce", 1, 2, 9, (7, 9), number=5),
         _record(
-            "all_to_all", 3, 4, vectored=True, in_splits=(1, 2), out_splits=(3, 4), in_count=3, out_count=7, number=6
+            "all_to_all", 3, 4, vectored=True, in_splits=(1, 2), out_splits=(3, 4), in_count=3, out_count=7, number=6,
+            seq=2,
         ),
         _record("broadcast", 5, 6, group=tail, root=0, number=7),
         _record("send", 6, 6.5, group=tail, root=0, number=8),
-        _record("gather", 7, 8, vectored=True),
-        _record("all_reduce", 8, 9, dtype="complex64"),
+        _record("gather", 7, 8, vectored=True, seq=3),
+        _record("all_reduce", 8, 9, dtype="complex64", seq=4),
     ]
     export = param([_trace(records, rank=0)])
     (entries,) = export.ranks
@@ -420,6 +421,42 @@ def test_param_of_hand_made_records() -> None:
     assert sum(export.left_out.values()) == 2
     assert any("gatherv" in reason for reason in export.left_out)
     assert any("complex64" in reason for reason in export.left_out)
+
+
+def test_param_leaves_out_on_all_ranks_what_one_leaves_out() -> None:
+    """Otherwise a replay waits: for collectives that one rank has no counts of, and for messages without their half."""
+    more = {"vectored": True, "in_splits": (1, 1), "out_splits": (1, 1)}
+    mine = [
+        _record("all_reduce", 1, 2),
+        _record("all_to_all", 3, 4, seq=2, **more),
+        _record("all_reduce", 5, 6, seq=3),
+        _record("all_reduce", 7, 8, seq=4),
+        _record("send", 9, 10, root=1, tag=0, seq=1),
+        _record("send", 11, 12, root=1, tag=0, seq=2),
+        _record("send", 13, 14, root=1, tag=5, seq=3),
+        _record("all_reduce", 15, 16, seq=0, state="failed"),  # refused on this rank alone
+    ]
+    second = _group(1)
+    theirs = [record._replace(group=second) for record in mine[:4]]
+    theirs[1] = theirs[1]._replace(in_splits=(), out_splits=(), truncated=True)
+    theirs[2] = theirs[2]._replace(state="failed")
+    theirs += [
+        _record("recv", 9, 10, group=second, root=0, tag=0, seq=1),
+        _record("recv", 11, None, group=second, root=-1, tag=None, seq=2),
+        _record("recv", 13, 14, group=second, root=0, tag=5, seq=3),
+    ]
+    export = param([_trace(mine, ranks=2), _trace(theirs, rank=1, ranks=2)])
+    first, other = ([entry for entry in entries if entry["comms"] not in ("init", "wait")] for entries in export.ranks)
+    assert [entry["comms"] for entry in first] == ["all_reduce", "all_reduce", "send", "send"]
+    assert [entry["startTime_ns"] for entry in first] == [1 * MS, 7 * MS, 9 * MS, 13 * MS]
+    assert [entry["comms"] for entry in other] == ["all_reduce", "all_reduce", "recv", "recv"]
+    assert [entry["startTime_ns"] for entry in other] == [1 * MS, 7 * MS, 9 * MS, 13 * MS]
+    assert export.left_out == {
+        "vectored calls whose splits were not kept": 2,
+        "calls that failed": 3,
+        "messages that the other rank did not complete": 1,
+        "receives from any rank that did not end": 1,
+    }
 
 
 def test_flight_recorder_leaves_out_what_one_ring_has_lost() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,8 @@ from mcr_dl.trace._files import Trace
 from mcr_dl.trace._flight_recorder import first_common, lost_somewhere
 
 Entry = dict[str, Any]
+_Collective = tuple[tuple[str, int], int]  # the group and the number
+_Ends = tuple[tuple[str, int], int, int, int | None]
 
 # MCR-DL's names -> PARAM's. Forms on one buffer are its "base" ones; every exchange is one with splits.
 _NAMES = {
@@ -53,6 +56,49 @@ def _problem(record: Record) -> str | None:
     if record.peer and (record.root is None or record.root < 0):
         return "receives from any rank that did not end"
     return None
+
+
+class _Kept:
+    """The calls that the export has. A collective that one rank leaves out, and a message without its other half, are
+    left out on all ranks: in a replay the other ranks would wait for them.
+    """
+
+    def __init__(self, traces: Sequence[Trace]) -> None:
+        self._first = first_common(traces)
+        self._ranks = {trace.rank for trace in traces}
+        self._left_out: dict[_Collective, str] = {}
+        self._messages: Counter[tuple[_Ends, str]] = Counter()
+        for record in (record for trace in traces for record in trace.records):
+            problem = _problem(record)
+            if record.peer and problem is None:
+                self._messages[_ends(record), record.op] += 1
+            elif problem is not None and record.seq:
+                self._left_out[record.group.key, record.seq] = problem
+
+    def problems(self, trace: Trace) -> Iterator[tuple[Record, str | None]]:
+        """The calls of a rank, each with the reason why it is left out."""
+        turns: Counter[tuple[_Ends, str]] = Counter()
+        for record in trace.records:
+            problem = _problem(record)
+            if lost_somewhere(record, self._first):
+                problem = "the log of a rank has lost calls before it"
+            elif problem is None and not record.peer:
+                problem = self._left_out.get((record.group.key, record.seq))
+            elif problem is None:
+                ends = _ends(record)
+                turns[ends, record.op] += 1
+                other = "recv" if record.op == "send" else "send"
+                there = record.group.ranks[record.root or 0] in self._ranks
+                if there and turns[ends, record.op] > self._messages[ends, other]:
+                    problem = "messages that the other rank did not complete"
+            yield record, problem
+
+
+def _ends(record: Record) -> _Ends:
+    """The group of a message, its sender and receiver, and its tag: messages of the same ends match in order."""
+    ends = (record.group.rank, record.root or 0)
+    source, target = ends if record.op == "send" else ends[::-1]
+    return record.group.key, source, target, record.tag
 
 
 def _sizes(record: Record) -> Entry:
@@ -101,10 +147,9 @@ def _wait(record: Record, group: int, time: int) -> Entry:
 
 
 def _timed(
-    trace: Trace, offset: int, ids: dict[RecordedGroup, int], first: dict[tuple[str, int], int], export: Export
+    trace: Trace, offset: int, ids: dict[RecordedGroup, int], kept: _Kept, export: Export
 ) -> Iterator[tuple[int, Entry]]:
-    for record in trace.records:
-        problem = "the log of a rank has lost calls before it" if lost_somewhere(record, first) else _problem(record)
+    for record, problem in kept.problems(trace):
         if problem is not None:
             export.leave_out(problem)
             continue
@@ -119,17 +164,18 @@ def _timed(
 def param(traces: Sequence[Trace]) -> Export:
     """The traces in the form that PARAM's replay reads: for each rank its process groups, then its calls and waits.
 
-    Calls that the log of one rank has lost are left out on all ranks, and messages with them. Sizes are in elements,
-    ranks are the job's, groups have equal numbers on all ranks, times are on one clock.
+    Calls that the log of one rank has lost, or that one rank leaves out, are left out on all ranks; messages are if a
+    log has lost calls, or if the other rank has no such message. Sizes are in elements, ranks are the job's, groups
+    have equal numbers on all ranks, times are on one clock.
     """
     keys = list(dict.fromkeys((group.key, group.ranks) for trace in traces for group in trace.groups))
-    export, first = Export(), first_common(traces)
+    export, kept = Export(), _Kept(traces)
     for trace, offset in zip(traces, _files.offsets(traces), strict=True):
         ids = {group: keys.index((group.key, group.ranks)) for group in trace.groups}
         entries: list[Entry] = [
             {"comms": "init", "pg_id": index, "req": -1, "world_size": len(ranks), "global_ranks": list(ranks)}
             for index, (_, ranks) in enumerate(keys)
         ]
-        timed = sorted(_timed(trace, offset, ids, first, export), key=lambda each: each[0])
+        timed = sorted(_timed(trace, offset, ids, kept, export), key=lambda each: each[0])
         export.ranks.append(entries + [entry for _, entry in timed])
     return export
