@@ -45,12 +45,18 @@ def test_different_steps(pools: Pools, size: int) -> None:
     assert "to be in the same step of it, got rank 1 and rank 0 in different ones" in texts[0]
 
 
-def test_a_list_that_is_wrong_on_one_rank(pools: Pools) -> None:
+@pytest.mark.parametrize(
+    ("kind", "error", "others", "text"),
+    [
+        ("entry", "InvalidTypeError", "InvalidTypeError", "passes: expected a name or a pass of mcr_dl.passes, got 3"),
+        ("number", "InvalidTypeError", "InvalidTypeError", "passes: expected a list of passes, got 5"),
+        ("raising", "ValueError", "InvalidArgumentError", "no more passes"),
+    ],
+)
+def test_a_list_that_is_wrong_on_one_rank(pools: Pools, kind: str, error: str, others: str, text: str) -> None:
     """The other ranks' error names that rank."""
-    text = "passes: expected a name or a pass of mcr_dl.passes, got 3"
-    wrong = "InvalidTypeError"
-    answers = pools.get("processes", 3).run(changes.wrong_on_one)
-    assert answers == [(wrong, f"rank 2: {text}"), (wrong, f"rank 2: {text}"), (wrong, text)]
+    answers = pools.get("processes", 3).run(changes.wrong_on_one, kind)
+    assert answers == [(others, f"rank 2: {text}"), (others, f"rank 2: {text}"), (error, text)]
 
 
 @sizes

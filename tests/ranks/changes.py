@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -96,12 +96,18 @@ def steps() -> str:
     return str(error)
 
 
-def wrong_on_one() -> tuple[str, str]:
+def _raising() -> Iterator[str]:
+    yield "fuse"
+    raise ValueError("no more passes")
+
+
+def wrong_on_one(kind: str) -> tuple[str, str]:
     """One rank's list is invalid: the error of every rank, class and text."""
     session.start()
+    wrong: dict[str, Any] = {"entry": [3], "number": 5, "raising": _raising()}
     try:
-        mcr_dl.set_passes([3] if _last() else ["fuse"])  # type: ignore[list-item]
-    except mcr_dl.McrError as error:
+        mcr_dl.set_passes(wrong[kind] if _last() else ["fuse"])
+    except Exception as error:
         return type(error).__name__, str(error)
     raise AssertionError("expected an error")
 

@@ -97,6 +97,9 @@ def specify(passes: Iterable[str | Specification] | None) -> list[Specification]
     if isinstance(passes, str):
         message = f"passes: expected a list of passes, got the string {passes!r}"
         raise InvalidTypeError(message)
+    if not isinstance(passes, Iterable):
+        message = f"passes: expected a list of passes, got {passes!r}"
+        raise InvalidTypeError(message)
     found: list[Specification] = []
     for entry in passes:
         if not isinstance(entry, str):
@@ -137,7 +140,7 @@ def _agree(
     try:
         found = specify(passes)
         terms = terms_of(found)
-    except (InvalidArgumentError, InvalidTypeError) as error:
+    except Exception as error:  # any, such as one of an iterator or a pass of the program
         problem = problem or error
     changes.agree(group, "set_passes", terms, _compare, problem=problem)
     return found
