@@ -22,7 +22,9 @@ import pytest
 import mcr_dl
 import tables
 from harness import launchers
+from mcr_dl import InvalidArgumentError
 from mcr_dl.bench import cli as bench
+from mcr_dl.commands.arguments import picture
 from mcr_dl.examples import bytescheduler, dlrm, gpt, moe, program, survive
 from mcr_dl.info import cli as info
 from mcr_dl.tables import table
@@ -112,6 +114,15 @@ def test_refused(command: str, arguments: str, words: str, capsys: pytest.Captur
     assert re.match(rf"{command}( \w+)?: error: ", last)
     assert words in last.replace("'", "")  # newer versions of Python quote no choices
     assert len(error.splitlines()) == 1
+
+
+def test_pictures_that_need_tex(monkeypatch: pytest.MonkeyPatch) -> None:
+    """matplotlib writes one format by a program that may not be installed."""
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    with pytest.raises(InvalidArgumentError, match=r"expected a name that ends in one of .*, got 'a\.pgf'"):
+        picture("a.pgf")
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
+    assert picture("a.pgf") == "a.pgf"
 
 
 @pytest.mark.parametrize("command", ["mcr-bench", "mcr-info", "mcr-tune", "python -m mcr_dl.examples.moe"])

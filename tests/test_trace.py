@@ -155,6 +155,24 @@ def test_breakdown() -> None:
     assert found.overlapped == pytest.approx(0.006)
 
 
+def test_a_region_with_the_name_of_the_whole() -> None:
+    """It is a region like any other."""
+    records = [_record("all_reduce", 0, 4)]
+    regions = [Region(breakdown.WHOLE, 0, 20 * MS, 7)]
+    traces = [_trace(records, rank=rank, ranks=2, regions=regions) for rank in range(2)]
+    (bar,) = plot.bars(traces)
+    assert (bar.name, bar.total) == (breakdown.WHOLE, pytest.approx(0.020))
+    written = io.StringIO()
+    show.show(traces, Console(file=written))
+    assert "Where the time went: all" in written.getvalue()
+
+
+def test_a_trace_that_is_too_large_to_be_read(tmp_path: Path) -> None:
+    """A warning when it is written."""
+    with mock.patch.object(_files, "LARGEST", 100), pytest.warns(UserWarning, match="at most 100 bytes, which mcr-trace"):
+        assert _files.write(_trace([]), tmp_path).exists()
+
+
 def test_breakdown_of_many_ranks() -> None:
     """A column for each."""
     written, ranks = io.StringIO(), 150

@@ -9,6 +9,7 @@ import difflib
 import importlib.util
 import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -362,9 +363,12 @@ def picture(text: str) -> str:
     """The name of a picture file. Its suffix is a format that matplotlib, which must be installed, can write."""
     if importlib.util.find_spec("matplotlib") is None:
         raise InvalidArgumentError("pictures need matplotlib: pip install matplotlib")
+    from matplotlib import rcParams
     from matplotlib.figure import Figure
 
     formats = sorted(Figure().canvas.get_supported_filetypes())
+    if shutil.which(rcParams["pgf.texsystem"]) is None:
+        formats.remove("pgf")  # the only format that is made by another program: TeX
     if Path(text).suffix.removeprefix(".").lower() not in formats:
         message = f"expected a name that ends in one of .{', .'.join(formats)}, got {text!r}"
         raise InvalidArgumentError(message)

@@ -94,12 +94,10 @@ def specify(passes: Iterable[str | Specification] | None) -> list[Specification]
     source = "MCR_DL_PASSES" if passes is None else "passes"
     if passes is None:
         passes = [name.strip() for name in os.environ.get("MCR_DL_PASSES", "").split(",") if name.strip()]
-    if isinstance(passes, str):
-        message = f"passes: expected a list of passes, got the string {passes!r}"
-        raise InvalidTypeError(message)
-    if not isinstance(passes, Iterable):
-        message = f"passes: expected a list of passes, got {passes!r}"
-        raise InvalidTypeError(message)
+    listed: object = passes
+    if isinstance(listed, str) or not isinstance(listed, Iterable):
+        got = f"the string {listed!r}" if isinstance(listed, str) else repr(listed)
+        raise InvalidTypeError(f"passes: expected a list of passes, got {got}")
     found: list[Specification] = []
     for entry in passes:
         if not isinstance(entry, str):

@@ -130,12 +130,19 @@ def mean(parts: Sequence[Breakdown]) -> Breakdown:
     )
 
 
+def common_regions(traces: Sequence[Trace]) -> list[str]:
+    """The names of regions that all ranks have, in the order of their first appearance on rank 0."""
+    ordered = sorted(traces[0].regions, key=lambda region: region.begin)
+    names = [{region.name for region in trace.regions} for trace in traces]
+    return [name for name in dict.fromkeys(region.name for region in ordered) if all(name in each for each in names)]
+
+
 def tables(traces: Sequence[Trace]) -> dict[str, list[Breakdown]]:
     """For each region that all ranks have (without regions: for the whole trace), the breakdown of each rank."""
-    ranks = [{part.name: part for part in by_region(trace)} for trace in traces]
-    names = [name for name in ranks[0] if all(name in rank for rank in ranks)]
+    names = common_regions(traces)
     if not names:
         return {WHOLE: [whole(trace) for trace in traces]}
+    ranks = [{part.name: part for part in by_region(trace)} for trace in traces]
     return {name: [rank[name] for rank in ranks] for name in names}
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from mcr_dl import _C
 from mcr_dl.base import documents, shapes
 from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.base.warning import warn
 from mcr_dl.records.log import Record, RecordedGroup
 from mcr_dl.tables.host import host, software
 from mcr_dl.trace._clock import WALL, Clock
@@ -90,7 +91,7 @@ def provenance(job: str) -> dict[str, Any]:
 
 
 def write(trace: Trace, path: str | os.PathLike[str]) -> Path:
-    """Write one rank's trace, making folders as needed; returns the file."""
+    """Write one rank's trace, making folders as needed; returns the file. Warns if it is too large to be read."""
     place = file_of(path, trace.rank)
     groups = {group: index for index, group in enumerate(trace.groups)}
     fields = list(Record._fields)
@@ -115,6 +116,9 @@ def write(trace: Trace, path: str | os.PathLike[str]) -> Path:
         "records": rows,
     }
     documents.replace_file(place, documents.dumps(document))
+    if (size := place.stat().st_size) > LARGEST:
+        advice = "give passes.Log a smaller capacity, or only some operations"
+        warn(f"{place}: expected a trace of at most {LARGEST} bytes, which mcr-trace can read, got {size}; {advice}")
     return place
 
 

@@ -25,7 +25,7 @@ _HEAD, _LEGEND_LINE = 0.75, 0.21  # inches: above the bars; per name
 def bars(traces: Sequence[Trace]) -> list[Breakdown]:
     """One bar for each region, the mean over its ranks; without regions one bar for each rank."""
     tables = breakdown.tables(traces)
-    if list(tables) != [WHOLE]:
+    if breakdown.common_regions(traces):
         return [breakdown.mean(parts) for parts in tables.values()]
     named = zip(traces, tables[WHOLE], strict=True)
     return [Breakdown(f"rank {trace.rank}", part.total, part.exposed, part.overlapped) for trace, part in named]
@@ -73,7 +73,7 @@ def figure_of(traces: Sequence[Trace]) -> Figure:
         _stack(axes, parts, colour)
         axes.set_xticks(range(len(parts)), [part.name for part in parts])
         axes.set_ylabel("seconds")
-        what = "each rank" if parts[0].name.startswith("rank ") else f"mean over {len(traces)} ranks"
+        what = f"mean over {len(traces)} ranks" if breakdown.common_regions(traces) else "each rank"
         figure.suptitle(f"Compute and exposed communication: {what}", x=0.02, ha="left", fontsize=11, weight="bold")
         patches = [Patch(color=colour[name], label=name) for name in names]
         axes.legend(handles=patches[::-1], loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)

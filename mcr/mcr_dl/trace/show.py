@@ -12,7 +12,7 @@ from rich.table import Table
 from mcr_dl.commands.console import Console
 from mcr_dl.commands.text import time_text
 from mcr_dl.trace import _breakdown as breakdown
-from mcr_dl.trace._breakdown import WHOLE, Breakdown
+from mcr_dl.trace._breakdown import Breakdown
 from mcr_dl.trace._files import Trace
 from mcr_dl.watch import ranks_text
 
@@ -73,8 +73,9 @@ def left_out_text(traces: Sequence[Trace]) -> str:
 def show(traces: Sequence[Trace], console: Console | None = None) -> None:
     """Print one table for each region that all ranks have; without regions one table. Names the other regions."""
     console = console or Console()
+    named = bool(breakdown.common_regions(traces))
     for name, parts in breakdown.tables(traces).items():
-        console.say("Where the time went" if name == WHOLE else f"Where the time went: {name}", style="italic")
+        console.say(f"Where the time went: {name}" if named else "Where the time went", style="italic")
         console.print_whole(grid(parts), 80)
     if text := left_out_text(traces):
         console.say(text)
