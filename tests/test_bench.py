@@ -46,9 +46,7 @@ sizes = pytest.mark.parametrize("size", [2, 3])
 def test_memory_of_tensors(operation: str, in_place: bool, needed: list[int]) -> None:
     """Of one to four of four ranks, the root among them."""
     sizes = [0 if operation == "barrier" else 4]
-    assert [
-        memory.needed(operation, sizes, "float32", 4, here, in_place=in_place) for here in range(1, 5)
-    ] == needed
+    assert [memory.needed(operation, sizes, "float32", 4, here, in_place=in_place) for here in range(1, 5)] == needed
 
 
 def test_operations_are_those_of_the_op_table() -> None:

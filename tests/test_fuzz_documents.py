@@ -373,9 +373,7 @@ def test_dumps(folder: Path, document: Any) -> None:
         (("unmatched",), [1]),
     ],
 )
-def test_values_of_a_dump(
-    folder: Path, path: tuple[Any, ...], value: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_values_of_a_dump(folder: Path, path: tuple[Any, ...], value: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """The dump is refused with one line, and the other one is used."""
     document = json.loads(json.dumps(DUMP))
     parent = document

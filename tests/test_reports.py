@@ -315,6 +315,7 @@ def test_lint_refuses_consoles_that_read_markup(file: str, code: str) -> None:
 
 
 def test_lint_selects_that_rule() -> None:
-    command = [sys.executable, "-m", "ruff", "check", "--show-settings", str(ROOT / "mcr" / "mcr_dl" / "info" / "cli.py")]
+    file = ROOT / "mcr" / "mcr_dl" / "info" / "cli.py"
+    command = [sys.executable, "-m", "ruff", "check", "--show-settings", str(file)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "banned-api (TID251)" in done.stdout

@@ -169,7 +169,7 @@ def test_a_region_with_the_name_of_the_whole() -> None:
 
 def test_a_trace_that_is_too_large_to_be_read(tmp_path: Path) -> None:
     """A warning when it is written."""
-    with mock.patch.object(_files, "LARGEST", 100), pytest.warns(UserWarning, match="at most 100 bytes, which mcr-trace"):
+    with mock.patch.object(_files, "LARGEST", 100), pytest.warns(UserWarning, match="of at most 100 bytes, which mcr-"):
         assert _files.write(_trace([]), tmp_path).exists()
 
 
@@ -414,7 +414,15 @@ def test_param_of_hand_made_records() -> None:
     records = [
         _work("all_reduce", 1, 2, 9, (7, 9), number=5),
         _record(
-            "all_to_all", 3, 4, vectored=True, in_splits=(1, 2), out_splits=(3, 4), in_count=3, out_count=7, number=6,
+            "all_to_all",
+            3,
+            4,
+            vectored=True,
+            in_splits=(1, 2),
+            out_splits=(3, 4),
+            in_count=3,
+            out_count=7,
+            number=6,
             seq=2,
         ),
         _record("broadcast", 5, 6, group=tail, root=0, number=7),

@@ -128,4 +128,3 @@ def _document(world: _C.Group, status: dict[str, str], problem: str) -> dict[str
     found = {backend: support(world, backend) for backend in world.backends}
     facts = _facts(world, status, problem)
     return {"facts": facts, "backends": status, "candidates": list(world.candidates), "support": found}
-

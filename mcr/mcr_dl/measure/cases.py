@@ -70,9 +70,7 @@ def message_size(operation: str, nbytes: int, dtype: str, ranks: int) -> tuple[i
     return count, count * width
 
 
-def tensor_bytes(
-    operation: str, nbytes: int, dtype: str, rank: int, ranks: int, *, in_place: bool = False
-) -> int:
+def tensor_bytes(operation: str, nbytes: int, dtype: str, rank: int, ranks: int, *, in_place: bool = False) -> int:
     """Bytes of the tensors of one rank for a message of this size; rank 0 is the root."""
     count, _ = message_size(operation, nbytes, dtype, ranks)
     part = layout(operation_of(operation).op, count, rank, ranks, 0)

@@ -12,9 +12,7 @@ from mcr_dl.commands.sizes import short_size_text
 from mcr_dl.measure.cases import tensor_bytes
 
 
-def needed(
-    operation: str, sizes: Iterable[int], dtype: str, ranks: int, here: int, *, in_place: bool = False
-) -> int:
+def needed(operation: str, sizes: Iterable[int], dtype: str, ranks: int, here: int, *, in_place: bool = False) -> int:
     """Bytes of the tensors of messages of all these sizes on a host with ``here`` of the ranks."""
     whole = 0
     for nbytes in sizes:

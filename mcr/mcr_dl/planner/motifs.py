@@ -230,8 +230,9 @@ def transfers(motif: Motif) -> Iterator[tuple[int, int, int]]:
 
 
 def in_degree(motif: Motif) -> int:
-    """How many ranks send to one rank within the motif, at most: what makes incast. By ``transfers``, which are too many
-    to be listed in a large group.
+    """How many ranks send to one rank within the motif, at most: what makes incast.
+
+    It follows from ``transfers``, which are too many to be listed in a large group.
     """
     size = max(map(len, motif.groups), default=0)
     if size < 2:
