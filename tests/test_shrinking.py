@@ -138,3 +138,11 @@ def test_torch_starts_again_after_an_abort(nursery: Nursery, which: str, tmp_pat
     ranks = jobs.start(nursery, "aborting", [which, str(tmp_path / "store")], 3)
     jobs.end(nursery, ranks[:2])
     jobs.expect(ranks[:2], 0, "lost", "again 2.0")
+
+
+@pytest.mark.parametrize(("what", "size"), [("dimension", 4), ("scheduler", 2)])
+def test_groups_that_have_ended_after_a_loss(nursery: Nursery, what: str, size: int) -> None:
+    """MPI keeps them. The end of what they belonged to does not end them again."""
+    survivors = jobs.start(nursery, "destroyed", [what], size)[:-1]
+    jobs.end(nursery, survivors)
+    jobs.expect(survivors, 0, "REPORTED PeerLostError", "DONE")

@@ -70,12 +70,12 @@ def replace_dimensions(group: _C.Group, held: dimensions.Held) -> None:
     """Give a group another topology with its groups, and end those of the one before."""
     topologies = state.current().topologies
     before, topologies[group.name()] = topologies.get(group.name()), held
-    dimensions.end(before, end_group)
+    dimensions.end(before, state.has_ended, end_group)
 
 
 def end_dimensions(group: _C.Group) -> None:
     """End the groups that were made for a group's dimensions."""
-    dimensions.end(state.current().topologies.pop(group.name(), None), end_group)
+    dimensions.end(state.current().topologies.pop(group.name(), None), state.has_ended, end_group)
 
 
 def patience() -> timedelta:

@@ -159,7 +159,7 @@ def set_topology(
             _make_line(members, held, index, turn)
     except BaseException:
         current.arranged = before
-        dimensions.end(held, factory.end_group)
+        dimensions.end(held, state.has_ended, factory.end_group)
         raise
     factory.replace_dimensions(members, held)
 

@@ -245,7 +245,7 @@ def _name_of(torch_name: str) -> str:
 def on_shutdown(group: _C.Group) -> None:
     """End the group that torch is destroying; with the default group, the runtime."""
     watch.refuse_fork()
-    if _has_ended(group):
+    if state.has_ended(group):
         return
     state.run_endings(None if group is _C.world() else group.name())
     if group is _C.world():
@@ -263,14 +263,14 @@ def on_shutdown(group: _C.Group) -> None:
 def on_abort(group: _C.Group) -> None:
     """As ``on_shutdown``, without waiting for anything."""
     watch.refuse_fork()
-    if _has_ended(group):
+    if state.has_ended(group):
         return
     if group is _C.world():
         core_groups.forget()
         return
     held = state.current().topologies.pop(group.name(), None)
     for each in [] if held is None else held.owned:
-        if _has_ended(each):
+        if state.has_ended(each):
             continue
         handle = _C.handle_of(each)
         _C.give_up(each)
@@ -278,11 +278,6 @@ def on_abort(group: _C.Group) -> None:
         if isinstance(handle, torch_dist.ProcessGroup):
             torch_dist.destroy_process_group(handle)  # only torch has to forget it
     core_groups.forget_group(group)
-
-
-def _has_ended(group: _C.Group) -> bool:
-    """Whether the group has ended. One with a lost rank is kept until the process ends, and not closed."""
-    return state.find(group.name()) is not group
 
 
 def split(parent: _C.Group, ranks: Sequence[int], timeout: timedelta, options: Any) -> Any:

@@ -184,11 +184,13 @@ def add_group(held: Held, group: _C.Group, index: int, make: Callable[..., _C.Gr
     return made
 
 
-def end(held: Held | None, end_group: Callable[[_C.Group], None]) -> None:
+def end(held: Held | None, has_ended: Callable[[_C.Group], bool], end_group: Callable[[_C.Group], None]) -> None:
     """End the groups that were made with a topology; those that are torch's process groups end through torch."""
     for each in [] if held is None else held.owned:
+        if has_ended(each):
+            continue
         handle = _C.handle_of(each)
-        if not each._closed and isinstance(handle, torch_dist.ProcessGroup):
+        if isinstance(handle, torch_dist.ProcessGroup):
             torch_dist.destroy_process_group(handle)
-        elif not each._closed:
+        else:
             end_group(each)

@@ -173,6 +173,11 @@ def find(name: str) -> _C.Group | None:
     return None if _current is None else _current.groups.get(name)
 
 
+def has_ended(group: _C.Group) -> bool:
+    """Whether the group has ended. One with a lost rank is kept until the process ends, and not closed."""
+    return find(group.name()) is not group
+
+
 def living() -> list[_C.Group]:
     """The groups that exist; none outside init and finalize."""
     return [] if _current is None else list(_current.groups.values())

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from mcr_dl import _C
 from mcr_dl.groups import default_group, making
 from mcr_dl.passes import chain
-from mcr_dl.runtime import handles
+from mcr_dl.runtime import handles, state
 
 
 def like(group: _C.Group) -> _C.Group:
@@ -24,5 +24,5 @@ def like(group: _C.Group) -> _C.Group:
 def end(groups: Iterable[_C.Group]) -> None:
     """End those that have not ended yet: collective over them."""
     for group in groups:
-        if not group._closed:
+        if not state.has_ended(group):
             default_group.destroy_process_group(group)
