@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -188,6 +189,25 @@ def test_a_candidate_with_wrong_results_is_left_out(nursery: Nursery, tmp_path: 
     }
 
 
+def test_exclusions_of_mcr_tune_hold_in_later_starts(nursery: Nursery, tmp_path: Path) -> None:
+    """Also where a first start has measured a nearer scale. The candidate that is left has curves, so that is enough."""
+    path = _leave_table(tmp_path, {4 << 10: 1.0}, quick=False)
+    table = files.read(path)
+    gone = tuple(Exclusion(name, "float32", "shm", "signal 11") for name in _C.operations())
+    tuned = replace(table.scales[0], curves=(), excluded=gone)
+    nearer = replace(tuned, ranks=3, ranks_per_node=3, quick=True)
+    files.write(replace(table, scales=(tuned, nearer)), path)
+    facts, text = _start(nursery, tmp_path, 4, "gloo,shm", "shm")  # a call on shm would give wrong values
+    assert text.count(SAID) == 1
+    assert set(facts[0]["chosen"]) == {"gloo"}
+    scale = files.read(path).scale(4)
+    assert {each.reason for each in scale.excluded} == {"left out for 2 ranks"}
+    assert {each.candidate for each in scale.curves} == {"gloo"}
+    _hasten(path)  # a later start may find that this one was disturbed, but not that its calls were too fast
+    _, text = _start(nursery, tmp_path, 4, "gloo,shm")
+    assert "measuring" not in text
+
+
 # ---- what is measured, and what comes of it
 
 
@@ -276,13 +296,18 @@ def test_which_scales_suffice(quick: bool, candidates: set[str], known: bool) ->
 def test_exclusions_of_another_shape() -> None:
     """Exclusions of mcr-tune hold: a candidate may kill its ranks. A first start's are checked again."""
     gone = (Exclusion("all_reduce", "float32", "gloo", "signal 11"), Exclusion("send", "float32", "gloo", "x", "bf16"))
-    found = []
-    for quick in (False, True):
-        scale = choice.costs_of(replace(_scale(quick=quick), excluded=gone))
-        assert scale["excluded"] == [["all_reduce", False, "gloo"]]
-        found.append(choice.Knowledge("", [0] * 3, [False] * 3, [scale]).left_out_by(choice.Shape(3, 1, 3)))
-    assert found == ["2 ranks", ""]
-    assert choice.Knowledge("", [0], [False]).left_out_by(choice.Shape(3, 1, 3)) == ""
+    tuned, quick = (choice.costs_of(replace(_scale(quick=each), excluded=gone)) for each in (False, True))
+    assert tuned["excluded"] == quick["excluded"] == [["all_reduce", False, "gloo"]]
+    nearer = {**quick, "ranks": 3, "ranks_per_node": 3, "name": "3 ranks"}
+    knowledge = choice.Knowledge("", [0] * 4, [False] * 4, [tuned, nearer])
+    assert knowledge.of_mcr_tune().scales == [tuned]
+    group = SimpleNamespace(candidates=["gloo", "mpi"], ranks=[*range(4)], given=[])
+    group._tune = lambda *given: group.given.append(given[-1])
+    left_out = partial(first_start._leave_out, group, shape=choice.Shape(4, 1, 4))  # type: ignore[arg-type]
+    assert left_out(tuned=knowledge.of_mcr_tune()) == "2 ranks"
+    assert group.given == [[("all_reduce", False, "cpu", "gloo")]]
+    assert left_out(tuned=replace(knowledge, scales=[nearer]).of_mcr_tune()) == ""
+    assert len(group.given) == 1
     measurement = object.__new__(start.Measurement)
     measurement._group = SimpleNamespace(_explain=lambda *_: {"excluded": ["gloo"]})  # type: ignore[assignment]
     kind = start._Kind("all_reduce", False)
@@ -302,7 +327,8 @@ def test_layouts_are_told_apart() -> None:
         other = choice.Shape(6, 2, 4)
         assert knowledge.scale_for(other, "cpu") is uneven
         assert not knowledge.measured(other, set())
-        assert other.unlike(even) == "6 ranks on 2 nodes, up to 4 on each"
+        assert other.unlike(even) == knowledge.text_of(other) == "6 ranks on 2 nodes, up to 4 on each"
+        assert knowledge.text_of(choice.Shape(8, 2, 4)) == "8 ranks on 2 nodes"
         joined = knowledge.with_scale({**even, "name": "new"}, "")
         assert [each["ranks_per_node"] for each in joined.scales] == [5, 3]
 

@@ -44,7 +44,7 @@ def measure(world: _C.Group, store: torch_dist.Store) -> None:
     # A stripe may have no measurement, if the time was over before the sizes that are cut.
     if not known.measured(shape, {name for name in compared if not shares.is_striped(name)}):
         if known.seconds:
-            _measure(world, store, known, compared, f"no measurements for {shape}")
+            _measure(world, store, known, compared, f"no measurements for {known.text_of(shape)}")
         return
     group = _group(world, "check")
     try:
@@ -55,7 +55,7 @@ def measure(world: _C.Group, store: torch_dist.Store) -> None:
         return
     texts = "; ".join(map(str, found))
     if known.seconds and known.quick(shape) and found[0].faster:
-        _measure(world, store, known, compared, f"the measurements for {shape} were disturbed ({texts})")
+        _measure(world, store, known, compared, f"the measurements for {known.text_of(shape)} were disturbed ({texts})")
     elif world.rank() == 0:
         hint = "if the machine is not busy, measure it with mcr-tune"
         _log.warning("tuning table %s: %s (%s)", known.source or "of this job", texts, hint)
@@ -78,7 +78,7 @@ def _measure(
     group = _group(world, "measure")
     try:
         control = _control(group, store)
-        left_out_by = known.left_out_by(shape)
+        left_out_by = _leave_out(group, known.of_mcr_tune(), shape)
         scale = None if control is None else start.Measurement(group, control, known.seconds, left_out_by).run(shape)
     finally:
         core_groups.forget_group(group)
@@ -91,6 +91,18 @@ def _measure(
     )
     current.knowledge = known.with_scale(*answer)
     current.tune(world)
+
+
+def _leave_out(group: _C.Group, tuned: choice.Knowledge, shape: choice.Shape) -> str:
+    """Leave out of a group what mcr-tune has left out at the nearest of its scales, of which this returns the name.
+
+    Empty without one. Scales of first starts may be nearer, and say nothing of candidates that they have not called.
+    """
+    scale = tuned.scale_for(shape, "cpu")
+    if scale is None:
+        return ""
+    choice.tune(group, tuned, derived=True)
+    return str(scale["name"])
 
 
 def _say(text: str) -> None:

@@ -178,7 +178,8 @@ def own_core() -> int | None:
 class Measurement:
     """A measurement of all candidates of a group, for ``seconds``. Collective.
 
-    ``left_out_by`` names another scale, whose exclusions hold here: a candidate may have killed its ranks there.
+    ``left_out_by`` names the scale whose exclusions the group has, if these hold: a candidate may have killed its ranks
+    there.
     """
 
     def __init__(self, group: _C.Group, control: TorchControl, seconds: float, left_out_by: str = "") -> None:
@@ -215,7 +216,8 @@ class Measurement:
     def _worthwhile(self, kind: _Kind, nbytes: int) -> list[str]:
         """The candidates to measure: all, or without those that were far behind at a smaller size, or when blocking.
 
-        Also if one is left: other sizes' choices and the predicted times of schedules need its curve.
+        Also if one is left: other sizes' choices and the predicted times of schedules need its curve, and without one
+        the next start would measure again.
         """
         found = self._results[kind]
         names = [
@@ -223,7 +225,7 @@ class Measurement:
             for name in candidates(self._group, kind.operation)
             if name not in found.wrong and (nbytes >= _CUT or not shares.is_striped(name))
         ]
-        if len(names) < 2:
+        if len(names) < (1 if found.wrong else 2):
             return []
         if not kind.async_op and nbytes in _ALWAYS:
             return names

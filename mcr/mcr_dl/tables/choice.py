@@ -83,12 +83,18 @@ class Knowledge:
     def _of(self, shape: Shape) -> list[dict[str, Any]]:
         return [each for each in self.scales if each["device"] == "cpu" and shape.is_of(each)]
 
-    def left_out_by(self, shape: Shape) -> str:
-        """The scale of mcr-tune whose exclusions hold for a shape without measurements of its own; empty if there is
-        none. Those of a first start are wrong values, which the next one can check.
+    def of_mcr_tune(self) -> Knowledge:
+        """This knowledge with the scales of mcr-tune alone.
+
+        Candidates that these leave out may kill their ranks. Those that only first starts have left out gave wrong
+        values, which the next start can check.
         """
-        scale = self.scale_for(shape, "cpu")
-        return "" if scale is None or scale["quick"] else str(scale["name"])
+        return replace(self, scales=[each for each in self.scales if not each["quick"]])
+
+    def text_of(self, shape: Shape) -> str:
+        """The shape, with what tells it from those of the host's scales."""
+        others = [each for each in self.scales if each["device"] == "cpu" and not shape.is_of(each)]
+        return max((shape.unlike(each) for each in others), key=len, default=str(shape))
 
     def with_scale(self, scale: dict[str, Any], source: str) -> Knowledge:
         """This knowledge with a measured scale, in place of an older one of its shape."""
