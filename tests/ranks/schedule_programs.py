@@ -88,21 +88,28 @@ def closed_after_an_exception_in_the_backward_pass() -> None:
 
 
 def dropped() -> None:
-    """Without close(): nothing keeps the model and the object, once the program has forgotten them."""
+    """Without close(): nothing keeps the model and the object, once the program has forgotten them.
+
+    Also between a backward pass and the end of its reduction, where gradients wait for it.
+    """
     with life("mcr"):
 
-        def trained() -> list[weakref.ref[Any]]:
+        def trained(ends: bool) -> list[weakref.ref[Any]]:
             model = nn.Linear(4, 4)
             optimizer = _sgd(model)
             scheduler = ByteScheduler(model, optimizer)
-            scheduler(torch.ones(2, 4)).sum().backward()
-            optimizer.step()
-            scheduler.synchronize()
+            for _ in range(2):
+                optimizer.zero_grad()
+                scheduler(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+            if ends:
+                scheduler.synchronize()
             return [weakref.ref(model), weakref.ref(scheduler), weakref.ref(optimizer), weakref.ref(model.weight)]
 
-        living = [*trained(), *trained()]
-        gc.collect()
-        assert [each() for each in living] == [None] * 8
+        for ends in (True, False):
+            living = [*trained(ends), *trained(ends)]
+            gc.collect()
+            assert [each() for each in living] == [None] * 8
 
 
 def gradients_in_operations() -> None:

@@ -105,6 +105,7 @@ class ByteScheduler(nn.Module):
         self._updates = Updates(optimizer)
         self._optimizer = optimizer
         self._gates = hooks.Gates(module, self._enter, self._need)
+        self._wait = hooks.weakly(self._read)  # Python's collector does not see a parameter's gradient
         self._hooks: list[Any] = []
         try:
             self._reset(owned)
@@ -341,7 +342,7 @@ class ByteScheduler(nn.Module):
 
     def _take(self, each: Parameter) -> None:
         assert each.value.grad is not None
-        each.take(each.value.grad, self._read)
+        each.take(each.value.grad, self._wait)
         each.fresh = True
         piece = each.piece
         piece.missing -= 1
@@ -376,7 +377,7 @@ class ByteScheduler(nn.Module):
             for piece in self._pieces:
                 piece.locked = True
                 if piece.missing:
-                    piece.take_none(self._read)
+                    piece.take_none(self._wait)
                     self._submit(piece)
             used = [each.fresh or before for each, before in zip(self._values, self._earlier, strict=True)]
             self._earlier = bytearray(len(self._values))
