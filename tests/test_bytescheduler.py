@@ -146,6 +146,11 @@ def test_dropped(pools: Pools) -> None:
     pools.get("processes", 2).run(schedule_programs.dropped, limit=60)
 
 
+def test_a_backend_ends(pools: Pools) -> None:
+    """By finalize([...])."""
+    pools.get("processes", 2).run(schedule_programs.a_backend_ends, limit=120)
+
+
 def test_closed(pools: Pools) -> None:
     """Nothing of ByteScheduler stays with the model, its copies or its optimizer."""
     pools.get("processes", 2).run(schedule_defects.closed, limit=120)

@@ -15,6 +15,7 @@ from torch import nn
 
 import mcr_dl
 from mcr_dl.schedule import ByteScheduler
+from ranks import session
 from ranks.torch_training import life
 
 
@@ -110,6 +111,38 @@ def dropped() -> None:
             living = [*trained(ends), *trained(ends)]
             gc.collect()
             assert [each() for each in living] == [None] * 8
+
+
+def a_backend_ends() -> None:
+    """The one that ByteScheduler has chosen, while updates wait: these are made, and the group chooses from then on."""
+    session.stop()
+    session.start("gloo", "shm")
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    optimizer = _sgd(model)
+    scheduler = ByteScheduler(model, optimizer, tuning="simulation")
+
+    def step() -> None:
+        optimizer.zero_grad()
+        scheduler(torch.ones(2, 64) * mcr_dl.get_rank()).sum().backward()
+        optimizer.step()
+
+    while scheduler.comparing:
+        step()
+    step()
+    chosen = scheduler.candidate
+    assert chosen in ("gloo", "shm")
+    mcr_dl.finalize([chosen])
+    assert scheduler.candidate is None
+    before = model[0].weight.clone()
+    for _ in range(2):
+        step()
+    scheduler.synchronize()
+    assert not torch.equal(model[0].weight, before)
+    weights = [torch.empty(64, 64) for _ in range(mcr_dl.get_world_size())]
+    mcr_dl.all_gather(weights, model[0].weight.detach())
+    assert all(torch.equal(each, weights[0]) for each in weights)
+    scheduler.close()
+    session.stop()
 
 
 def gradients_in_operations() -> None:

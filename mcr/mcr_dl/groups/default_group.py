@@ -130,7 +130,7 @@ def finalize(backends: Iterable[str] | None = None) -> None:
         destroy_process_group()
         return
     for planner in current.planners:
-        planner.backends_end()
+        planner.backends_end(names)
     _C.drain(list(names), factory.DRAIN)
     for group in current.groups.values():
         for name in names:

@@ -24,8 +24,8 @@ DEFAULT_TIMEOUT: timedelta = torch_dist.default_pg_timeout
 class Planner(Protocol):
     """Lets calls run on other candidates than those that the program or the group chooses."""
 
-    def backends_end(self) -> None:
-        """End all plans: some backends of the groups are about to end, on all ranks at the same point."""
+    def backends_end(self, names: list[str]) -> None:
+        """End all plans: these backends of the groups are about to end, on all ranks at the same point."""
 
 
 @dataclass

@@ -100,7 +100,7 @@ class ByteScheduler(nn.Module):
         limits = checks.limit("partition", partition), checks.limit("credit", credit)
         leader = Leader(own_groups.like(self._outer), backend) if order == "leader" else None
         kind = "simulation" if leader else tuning
-        self._choice = choosing.Choice(self._transfers, kind, limits)
+        self._choice = choosing.Choice(self._transfers, kind, limits, hooks.weakly(self._at_end))
         self._issuer = Issuer(self._transfers.start, leader)
         self._updates = Updates(optimizer)
         self._optimizer = optimizer
@@ -153,7 +153,7 @@ class ByteScheduler(nn.Module):
         state.current().before_end(self._core.name(), hooks.weakly(self._at_end))
 
     def _at_end(self) -> None:
-        """The job or the group ends."""
+        """The job, the group or a backend ends."""
         if self._issuer.failed or self._broken_off():  # which has been raised
             return
         try:

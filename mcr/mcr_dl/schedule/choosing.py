@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from mcr_dl import _C
 from mcr_dl.measure import cases
-from mcr_dl.runtime import changes
+from mcr_dl.runtime import changes, state
 from mcr_dl.schedule import kept, planning, search, tuning
 from mcr_dl.schedule.gradients import Piece
 from mcr_dl.schedule.issue import Transfers
@@ -20,21 +20,36 @@ from mcr_dl.schedule.planning import Plan
 _log = logging.getLogger("mcr_dl")
 
 
-@dataclass
+@dataclass(eq=False)
 class Choice:
     """Finds the plan of one model, and keeps its settings for later jobs.
 
-    ``kind``: ByteScheduler's argument ``tuning``. ``limits``: its partition and credit. ``trials``: the plans that
-    training steps have compared. Every rank calls all methods after the same steps.
+    ``kind``: ByteScheduler's argument ``tuning``. ``limits``: its partition and credit. ``finish`` makes its updates.
+    ``trials``: the plans that training steps have compared. Every rank calls all methods after the same steps.
     """
 
     transfers: Transfers
     kind: str
     limits: tuple[int | str | None, int | str | None]
+    finish: Callable[[], None]
     trials: list[tuning.Trial] = field(default_factory=list)
     tuner: tuning.Tuner | None = None
     known: planning.Costs | None = None
     _key: str | None = None
+
+    def __post_init__(self) -> None:
+        """Learn of backends that end."""
+        state.current().planners.add(self)
+
+    def backends_end(self, names: list[str]) -> None:
+        """Leave these backends, which are about to end: the group chooses, if the fastest candidate is of one of them.
+
+        Equal on all ranks, as the fastest candidate is.
+        """
+        self.finish()
+        fastest = self.transfers.fastest
+        if fastest is not None and _C.Candidate(fastest).backend in names:
+            self.transfers.fastest = self._key = None
 
     @property
     def group(self) -> _C.Group:

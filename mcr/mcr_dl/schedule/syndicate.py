@@ -128,8 +128,9 @@ class Syndicate:
         self._replanner.lanes[group.name()] = lanes
         return _C.SchedulePass(self._replanner.control, group, lanes, group.size() == current.launch.size)
 
-    def backends_end(self) -> None:
+    def backends_end(self, names: list[str]) -> None:
         """Look for new plans; `finalize` calls this before it ends some backends."""
+        del names
         self._replanner.begin_again()
 
     def __enter__(self) -> Syndicate:
