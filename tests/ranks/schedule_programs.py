@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 import mcr_dl
-from mcr_dl.schedule import ByteScheduler
+from mcr_dl.schedule import ByteScheduler, Syndicate
 from ranks import session
 from ranks.torch_training import life
 
@@ -91,9 +91,11 @@ def closed_after_an_exception_in_the_backward_pass() -> None:
 def dropped() -> None:
     """Without close(): nothing keeps the model and the object, once the program has forgotten them.
 
-    Also between a backward pass and the end of its reduction, where gradients wait for it.
+    Also between a backward pass and the end of its reduction, where gradients wait for it. The next ByteScheduler ends
+    the groups, and they keep nothing else from ordering calls.
     """
     with life("mcr"):
+        before = len(mcr_dl.runtime.state.living())
 
         def trained(ends: bool) -> list[weakref.ref[Any]]:
             model = nn.Linear(4, 4)
@@ -111,6 +113,15 @@ def dropped() -> None:
             living = [*trained(ends), *trained(ends)]
             gc.collect()
             assert [each() for each in living] == [None] * 8
+        assert len(mcr_dl.runtime.state.living()) > before
+        again = nn.Linear(4, 4)
+        scheduler = ByteScheduler(again, _sgd(again))
+        assert len(mcr_dl.runtime.state.living()) == before + 1
+        scheduler.close()
+        trained(True)
+        gc.collect()
+        with Syndicate():
+            mcr_dl.barrier()
 
 
 def a_backend_ends() -> None:

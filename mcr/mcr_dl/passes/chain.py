@@ -244,16 +244,23 @@ def require_plannable(names: Iterable[str]) -> None:
         raise UnsupportedError(f"passes: schedule: {message}")
 
 
-_reserved: weakref.WeakSet[_C.Group] = weakref.WeakSet()  # groups whose owners order the calls themselves
+# Groups whose owners order the calls themselves, by group.
+_reserved: weakref.WeakKeyDictionary[_C.Group, weakref.ref[object]] = weakref.WeakKeyDictionary()
 
 
-def reserve(group: _C.Group) -> None:
-    """The caller orders the calls of the group: it can have no scheduler's pass."""
-    _reserved.add(group)
+def reserve(group: _C.Group, owner: object) -> None:
+    """The owner orders the calls of the group: it can have no scheduler's pass."""
+    _reserved[group] = weakref.ref(owner)
+
+
+def is_abandoned(group: _C.Group) -> bool:
+    """Whether the group's owner is gone, on this rank: others may collect it later."""
+    owner = _reserved.get(group)
+    return owner is not None and owner() is None
 
 
 def require_free(group: _C.Group) -> None:
-    """Raise UnsupportedError if the group's owner orders its calls."""
+    """Raise UnsupportedError if the group has an owner, or had one, that orders its calls."""
     if group in _reserved:
         message = f"expected no living ByteScheduler, got one with group {group.name()!r}: close() it first"
         raise UnsupportedError(f"passes: schedule: {message}")

@@ -93,12 +93,12 @@ class ByteScheduler(nn.Module):
         _C.all_reduce(torch.zeros(1, dtype=torch.int, device="cpu"), group=self._outer, backend=backend)  # checks it
         self.module = module
         self.broadcast_buffers = broadcast_buffers
-        self._core = own_groups.like(self._outer)
+        self._core = own_groups.like(self._outer, self)
         self._own_pieces = [piece for layer in self._own_layers for piece in layer]
         self._values = [each for piece in self._own_pieces for each in piece.parameters]
         self._transfers = Transfers(self._core, backend, form == "reduce_scatter")
         limits = checks.limit("partition", partition), checks.limit("credit", credit)
-        leader = Leader(own_groups.like(self._outer), backend) if order == "leader" else None
+        leader = Leader(own_groups.like(self._outer, self), backend) if order == "leader" else None
         kind = "simulation" if leader else tuning
         self._choice = choosing.Choice(self._transfers, kind, limits, hooks.weakly(self._at_end))
         self._issuer = Issuer(self._transfers.start, leader)

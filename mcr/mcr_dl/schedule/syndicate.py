@@ -136,7 +136,9 @@ class Syndicate:
     def __enter__(self) -> Syndicate:
         """Plan the calls of all groups from now on, and of those made later."""
         current = state.current()
-        groups = [group for group in state.living() if not state.is_shadow(group.name())]
+        # Without those of dropped ByteSchedulers; the ranks that still have these refuse.
+        living = [group for group in state.living() if not chain.is_abandoned(group)]
+        groups = [group for group in living if not state.is_shadow(group.name())]
         problem: McrError | None = None
         try:
             self._require_possible(groups)
