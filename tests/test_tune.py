@@ -301,13 +301,18 @@ def test_under_a_launcher(tmp_path: Path) -> None:
     assert table.read(path).scales[0].ranks == 2
 
 
-def _launched(folder: Path, *module: str, until: str = "") -> list[dict[str, object]]:
-    """The events in the journal of a run under torchrun, which gets a signal when this text is in the journal."""
+def _launched(
+    folder: Path, *module: str, until: str = "", often: bool = False, **variables: str
+) -> list[dict[str, object]]:
+    """The events in the journal of a run under torchrun, which gets a signal when this text is in the journal.
+
+    ``often``: its ranks get signals instead, until they have ended.
+    """
     given = "--ops all_gather --max-bytes 64 --dtypes float32 --backends mpi,gloo --no-async"
     given += " --budget 2 --confidence 1e-9"
     arguments = [*given.split(), "--output", str(folder / "t.json")]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", *module, *arguments]
-    environment = {**os.environ, "MCR_DL_TUNING_TABLE": "", "PYTHONPATH": str(Path(__file__).parent)}
+    environment = {**os.environ, "MCR_DL_TUNING_TABLE": "", "PYTHONPATH": str(Path(__file__).parent), **variables}
     journal, output = folder / "t.2-ranks.journal", folder / "output"
     with output.open("w") as file:
         running = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
@@ -318,6 +323,12 @@ def _launched(folder: Path, *module: str, until: str = "") -> list[dict[str, obj
                 assert running.poll() is None, output.read_text()
                 assert time.monotonic() < deadline, output.read_text()
                 time.sleep(0.05)
+            children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+            while often and running.poll() is None:
+                for child in children:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(int(child), signal.SIGTERM)
+                time.sleep(0.05)
             running.send_signal(signal.SIGTERM)
         running.wait(60)
     finally:
@@ -326,9 +337,17 @@ def _launched(folder: Path, *module: str, until: str = "") -> list[dict[str, obj
     return [json.loads(line) for line in journal.read_text().splitlines()[1:]]
 
 
-def test_a_launcher_that_is_ended(tmp_path: Path) -> None:
-    """``--resume`` continues with all candidates: none is to blame."""
-    assert _launched(tmp_path, "mcr_dl.tuning", until='"phase": "time"')[-1] == {"event": "interrupted"}
+@pytest.mark.parametrize("often", [False, True])
+def test_a_launcher_that_is_ended(tmp_path: Path, often: bool) -> None:
+    """``--resume`` continues with all candidates: none is to blame. Further signals do not change that."""
+    events = _launched(tmp_path, "mcr_dl.tuning", until='"phase": "time"', often=often)
+    assert events[-1] == {"event": "interrupted"}
+
+
+def test_a_launcher_that_is_ended_in_a_library(tmp_path: Path) -> None:
+    """Rank 0 is in a call of MPI that does not return."""
+    events = _launched(tmp_path, "ranks.faults", until='"candidates": ["gloo"]', FAULT="stuck")
+    assert events[-1] == {"event": "interrupted"}
 
 
 def test_a_launcher_that_ends_the_others(tmp_path: Path) -> None:

@@ -29,12 +29,18 @@ def _crash(_: Prepared) -> None:
     time.sleep(1000)
 
 
+def _stuck(_: Prepared) -> None:
+    if launcher.detect().rank == 0:
+        _C.barrier(backend="mpi")  # which returns only once rank 1 has joined it
+    time.sleep(1000)
+
+
 def _wrong(prepared: Prepared) -> None:
     if prepared.tensors.output is not None and launcher.detect().rank == 0:
         prepared.tensors.output[-1] += 1
 
 
-_FAULTS: dict[str, Callable[[Prepared], None]] = {"hang": _hang, "crash": _crash, "wrong": _wrong}
+_FAULTS: dict[str, Callable[[Prepared], None]] = {"hang": _hang, "crash": _crash, "stuck": _stuck, "wrong": _wrong}
 
 
 def spoil(fault: str, operation: str, after: int, codec: str = "", everywhere: bool = False) -> None:
@@ -129,6 +135,6 @@ def with_passes(*arguments: Any) -> int:
     return worker.work(*arguments)
 
 
-if __name__ == "__main__":  # mcr-tune in ranks of a launcher, of which one crashes
-    spoil("crash", "all_gather", 0)
+if __name__ == "__main__":  # mcr-tune in ranks of a launcher, by default one that crashes
+    spoil(os.environ.get("FAULT", "crash"), "all_gather", 0)
     sys.exit(cli.main(sys.argv[1:]))

@@ -10,9 +10,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
+import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -26,6 +29,7 @@ from mcr_dl.runtime import state
 from mcr_dl.tuning._journal import WHERE, Journal, Plan, Progress
 from mcr_dl.tuning.worker import VISITS, Worker, start
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LARGEST = 64 * documents.MIB
 _LATER_SECONDS = 2.0  # the other ranks leave after rank 0, which has something to write
 _SIGNAL_SECONDS = 2.0  # until the launcher's signal comes, once another rank has ended
@@ -93,18 +97,60 @@ def _shared(plan: Plan, journal: Journal, *, resume: bool) -> Progress:
     return Progress(**document)
 
 
-def _end(journal: Journal | None) -> None:
-    """A signal ends this rank. If it ends all ranks, no candidate is to blame; but launchers also end the ranks that
-    are left when one has crashed, which leaves no note.
+class _Ending:
+    """Notes that a signal ends this rank. If it ends all ranks, no candidate is to blame; but launchers also end the
+    ranks that are left when one has crashed, which leaves no note.
     """
-    store = state.current().store
-    with contextlib.suppress(*agreement.STORE_ERRORS):
-        store.set(f"tune/ended/{state.current().launch.rank}", "")
-        time.sleep(_NOTES_SECONDS if journal is not None else 0)
-        if not all(store.check([f"tune/ended/{rank}"]) for rank in watch.lost()):
-            return
-    if journal is not None:
-        journal.add("interrupted")
+
+    def __init__(self, journal: Journal | None) -> None:
+        self._journal, self._lock, self._noted = journal, threading.Lock(), False
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Write the note if a signal ends the block; further ones do not keep it from that.
+
+        A thread hears the signals too: Python's handlers wait for the main thread, which may stay in a library's call
+        until the launcher or the watch ends the process.
+        """
+        reader, writer = socket.socketpair()
+        writer.setblocking(False)
+        before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=self._listen, args=(reader,), daemon=True).start()
+        try:
+            with orderly_end():
+                try:
+                    yield
+                except (KeyboardInterrupt, SystemExit):  # by the user or the launcher
+                    handlers = [(each, signal.signal(each, signal.SIG_IGN)) for each in _SIGNALS]
+                    self._note()
+                    for each, handler in handlers:
+                        signal.signal(each, handler)
+                    raise
+        finally:
+            signal.set_wakeup_fd(before)
+            writer.close()  # which ends the thread
+
+    def _listen(self, reader: socket.socket) -> None:
+        with reader:
+            while numbers := reader.recv(64):
+                if {*numbers} & {*_SIGNALS}:
+                    self._note()
+
+    def _note(self) -> None:
+        with self._lock:
+            if not self._noted:
+                self._noted = True
+                self._write()
+
+    def _write(self) -> None:
+        current = state.current()
+        with contextlib.suppress(*agreement.STORE_ERRORS):
+            current.store.set(f"tune/ended/{current.launch.rank}", "")
+            time.sleep(_NOTES_SECONDS if self._journal is not None else 0)
+            if not all(current.store.check([f"tune/ended/{rank}"]) for rank in watch.lost()):
+                return
+        if self._journal is not None:
+            self._journal.add("interrupted")
 
 
 def run(plan: Plan, journal: Journal, limit: float, *, resume: bool) -> Progress | None:
@@ -112,12 +158,8 @@ def run(plan: Plan, journal: Journal, limit: float, *, resume: bool) -> Progress
     devices.take(plan.device)
     start(plan.backends)
     worker = _Watched(plan, _shared(plan, journal, resume=resume), journal, limit)
-    try:
-        with orderly_end():
-            _measure(worker)
-    except (KeyboardInterrupt, SystemExit):  # by the user or the launcher
-        _end(worker.journal)
-        raise
+    with _Ending(worker.journal).noted():
+        _measure(worker)
     worker.limit = float("inf")
     first = _C.world().rank() == 0  # type: ignore[union-attr]
     default_group.destroy_process_group()
