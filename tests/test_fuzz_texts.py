@@ -340,14 +340,17 @@ def test_converters(text: str) -> None:
 @given(
     text=near(["gpu[03-07,09],login", "host1", "a,b"], ["[", "]", ",", "-", "0", "gpu"]),
     number=near(["1", "0"], NUMBERS),
+    tasks=near(["16(x8),3", "2"], ["(", ")", "x", ",", "-", "0"]),
 )
-def test_launchers(text: str, number: str) -> None:
+def test_launchers(text: str, number: str, tasks: str) -> None:
     """The values of a launcher's variables."""
     refused(launcher.first_host, text)
     for rank, size in (("RANK", "WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")):
         refused(launcher.detect, {rank: number, size: "2"})
         refused(launcher.detect, {rank: "0", size: number, "LOCAL_RANK": number})
     refused(launcher.local_size, {"LOCAL_WORLD_SIZE": number})
+    step = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NODEID": number}
+    refused(launcher.local_size, {**step, "SLURM_STEP_TASKS_PER_NODE": tasks})
     refused(launcher.slurm_address, {"SLURM_JOB_NODELIST": text, "SLURM_JOB_ID": number})
 
 

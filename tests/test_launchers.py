@@ -50,6 +50,7 @@ def slurm(size: int, program: list[str]) -> list[tuple[list[str], dict[str, str]
     while port < 15000 or port >= 60000:
         port = launchers.free_port()
     common = {"SLURM_STEP_NUM_TASKS": str(size), "SLURM_JOB_ID": str(port - 15000), "SLURM_STEP_NODELIST": "localhost"}
+    common |= {"SLURM_STEP_TASKS_PER_NODE": str(size), "SLURM_NODEID": "0"}
     return [(program, {**common, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}) for rank in range(size)]
 
 
@@ -353,6 +354,39 @@ def test_third_party_backend(tmp_path: Path) -> None:
 def test_detect(environment: dict[str, str], expected: launcher.Launch) -> None:
     """Rank and size come from the first launcher that sets both; a user's RANK precedes Slurm's."""
     assert launcher.detect(environment) == expected
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"WORLD_SIZE": "4", "RANK": "1", "LOCAL_WORLD_SIZE": "2"}, 2),
+        ({"WORLD_SIZE": "4", "RANK": "1"}, 4),  # unknown: all
+        ({"SLURM_NODEID": "0"}, 16),
+        ({"SLURM_NODEID": "7"}, 16),
+        ({"SLURM_NODEID": "8"}, 3),
+        ({"SLURM_NODEID": "9"}, 2),
+        ({"SLURM_NODEID": "10"}, 133),
+        ({}, 133),
+        # The tasks of the step are not the job's ranks.
+        ({"SLURM_NODEID": "8", "RANK": "1", "WORLD_SIZE": "20"}, 20),
+        ({"SLURM_NODEID": "8", "RANK": "1", "WORLD_SIZE": "133"}, 3),
+    ],
+)
+def test_local_size(environment: dict[str, str], expected: int) -> None:
+    """From the launcher's own variable, or Slurm's list of the step's nodes."""
+    step = {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "133", "SLURM_STEP_TASKS_PER_NODE": "16(x8),3,2"}
+    given = environment if "WORLD_SIZE" in environment and "SLURM_NODEID" not in environment else step | environment
+    assert launcher.local_size(given) == expected
+
+
+@pytest.mark.parametrize("tasks", ["", "two", "2(x)", "2(x3"])
+def test_wrong_tasks_per_node(tasks: str) -> None:
+    """The error names the variable."""
+    step = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "8", "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": tasks}
+    with pytest.raises(
+        mcr_dl.InvalidArgumentError, match=r"SLURM_STEP_TASKS_PER_NODE: expected numbers as in 16\(x8\),3"
+    ):
+        launcher.local_size(step)
 
 
 @pytest.mark.parametrize(

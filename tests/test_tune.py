@@ -109,17 +109,42 @@ def test_tensors_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """They are refused before anything starts."""
     sizes = tuple(1 << power for power in range(20, 30))
     total = sum(sizes)
-    for operation, needed in (("all_reduce", 4 * total), ("all_gather", 5 * total), ("gather", 2 * total)):
+    for operation, needed in (
+        ("all_reduce", 4 * total),
+        ("all_gather", 5 * total),
+        ("gather", 2 * total),
+        ("send", 4 * total),  # of ranks 0 and 1
+    ):
         plan = replace(PLAN, ranks=4, units=(Unit("barrier", "float32", (0,)), Unit(operation, "float32", sizes)))
         monkeypatch.setattr(memory, "available", lambda needed=needed: float(needed))
         _memory.require(plan, 4)
         monkeypatch.setattr(memory, "available", lambda needed=needed: needed - 1.0)
         with pytest.raises(InvalidArgumentError, match=f"--max-bytes: expected .* for {operation} float32 on 4 ranks"):
             _memory.require(plan, 4)
-        _memory.require(plan, 2)
+        _memory.require(plan, 1)
     code, out, err = _command(*QUICK, "--max-bytes", "1024G", "--output", str(tmp_path / "t.json"))
     assert (code, out, list(tmp_path.iterdir())) == (2, "", []), err
     assert "argument --max-bytes: expected tensors that fit" in err
+
+
+def test_tensors_of_the_ranks_of_a_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a Slurm step on several hosts, only those of this one must fit; of one rank, if the launcher tells nothing."""
+    counted: list[int] = []
+
+    def require(_: Plan, here: int) -> None:
+        counted.append(here)
+        raise InvalidArgumentError("enough")
+
+    monkeypatch.setattr(_memory, "require", require)
+    facts = {"SLURM_PROCID": "7", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "3(x2),2"}
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MCR_DL_TUNING_TABLE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in facts.items():
+        monkeypatch.setenv(name, value)
+    for node in ("2", "3"):  # of which the second is not in the list
+        monkeypatch.setenv("SLURM_NODEID", node)
+        assert tune_cli.main([*QUICK, "--backends", "gloo", "--output", str(tmp_path / "t.json")]) == 2
+    assert counted == [2, 1]
 
 
 def test_ranks_that_do_not_start(tmp_path: Path) -> None:

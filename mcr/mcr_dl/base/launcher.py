@@ -95,16 +95,35 @@ def export_local_rank(rank: int = -1) -> None:
         os.environ.setdefault("LOCAL_RANK", str(max(found.local_rank, 0)))
 
 
-def _stated_local_size(environment: Mapping[str, str] = os.environ) -> int | None:
+def stated_local_size(environment: Mapping[str, str] = os.environ) -> int | None:
+    """How many ranks of the job run on this host, if the launcher says so. Equal on all ranks of a host."""
     for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
         if name in environment:
             return number(environment, name)
+    return _slurm_local_size(environment)
+
+
+def _slurm_local_size(environment: Mapping[str, str]) -> int | None:
+    """The tasks of the Slurm step on this node, if the ranks are the step's tasks."""
+    size, tasks, node = "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"
+    if any(name not in environment for name in (size, tasks, node)):
+        return None
+    if number(environment, size) != read(environment).size:
+        return None
+    before = number(environment, node)
+    for part in environment[tasks].split(","):
+        match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", part.strip())
+        if match is None:
+            raise InvalidArgumentError(f"{tasks}: expected numbers as in 16(x8),3, got {environment[tasks][:40]!r}")
+        before -= int(match[2] or 1)
+        if before < 0:
+            return int(match[1])
     return None
 
 
 def local_size(environment: Mapping[str, str] = os.environ) -> int:
     """How many ranks of the job run on this host, from the launcher; all of them if it does not say."""
-    stated = _stated_local_size(environment)
+    stated = stated_local_size(environment)
     return detect(environment).size if stated is None else stated
 
 
@@ -202,7 +221,7 @@ def own_address(size: int) -> str:
     try:
         socket.getaddrinfo(host, None)
     except OSError:
-        if size == 1 or _stated_local_size() == size:
+        if size == 1 or stated_local_size() == size:
             return "127.0.0.1"
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(("192.0.2.1", 9))  # sends nothing: it chooses the interface to other networks
