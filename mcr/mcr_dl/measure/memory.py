@@ -17,7 +17,8 @@ def needed(operation: str, sizes: Iterable[int], dtype: str, ranks: int, here: i
     whole = 0
     for nbytes in sizes:
         # Ranks differ if they are the root, or one of the two ranks of a message; all others are equal.
-        parts = [tensor_bytes(operation, nbytes, dtype, rank, ranks, in_place=in_place) for rank in range(min(here, ranks, 3))]
+        first = range(min(here, ranks, 3))
+        parts = [tensor_bytes(operation, nbytes, dtype, rank, ranks, in_place=in_place) for rank in first]
         whole += sum(parts) + (here - len(parts)) * parts[-1]
     return whole
 
