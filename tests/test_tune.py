@@ -98,11 +98,15 @@ def test_a_fault_is_named_and_tuning_goes_on(tmp_path: Path, entry: Callable[...
     assert scale.winner_of(Subject("all_gather", "any")).at(4) != "gloo"  # type: ignore[union-attr]
 
 
-def test_all_candidates_fail(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("backends", "which"),
+    [(("mpi", "gloo"), "mpi: .* wrong elements .*; gloo: "), (("gloo",), "gloo: .* wrong elements")],
+)
+def test_all_candidates_fail(tmp_path: Path, backends: tuple[str, ...], which: str) -> None:
     """One error, and no table without the operation: what they have in common is to blame."""
-    text = r"all_gather float32: expected a candidate that works, but all fail \(mpi: .* wrong elements .*; gloo: "
+    text = rf"all_gather float32: expected a candidate that works, but all fail \({which}"
     with pytest.raises(InvalidArgumentError, match=text):
-        _tune(tmp_path, faults.all_gather_is_wrong_everywhere)
+        _tune(tmp_path, faults.all_gather_is_wrong_everywhere, replace(PLAN, backends=backends))
 
 
 def test_tensors_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
