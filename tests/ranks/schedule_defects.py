@@ -23,7 +23,7 @@ import mcr_dl
 from mcr_dl.base.errors import InvalidArgumentError, McrError, UnsupportedError
 from mcr_dl.schedule import ByteScheduler, planning, tuning
 from mcr_dl.schedule.issue import Issuer, Partition
-from ranks.schedule_programs import Around
+from ranks.schedule_programs import Around, Several
 from ranks.torch_training import life
 
 
@@ -267,6 +267,7 @@ def mistakes() -> None:
             (model, _sgd(nn.Linear(4, 4)), {}, "expected an optimizer of the model's parameters"),
             (model, torch.optim.LBFGS(model.parameters()), {}, "got LBFGS"),
             (model, Around(_sgd(model)), {}, "got Around, whose 'inner' is a SGD: pass that one"),
+            (model, Several(_sgd(model)), {}, "got Several, whose 'several' has a SGD: pass that one"),
             (model, None, {}, "got Linear and NoneType"),
             (model.requires_grad_(False), _sgd(model), {}, "expected a model with parameters that need gradients"),
             (compiled, _sgd(compiled), {}, "0 is compiled"),

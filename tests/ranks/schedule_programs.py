@@ -35,6 +35,14 @@ class Around(torch.optim.Optimizer):
         return self.inner.step(closure)
 
 
+class Several(Around):
+    """As several of them."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner)
+        self.several = [self.__dict__.pop("inner")]
+
+
 class _Fixed(torch.optim.SGD):
     """Whose step cannot be replaced."""
 

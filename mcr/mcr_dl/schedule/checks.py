@@ -55,12 +55,12 @@ def model_and_optimizer(module: object, optimizer: object) -> None:
             f"{type(optimizer).__name__}; use DistributedDataParallel with it"
         )
         raise UnsupportedError(message)
-    for name, each in vars(optimizer).items():
-        if isinstance(each, Optimizer):
+    for name, value in vars(optimizer).items():
+        for each in _parts(value):
             message = (
                 "ByteScheduler: expected an optimizer that makes its updates itself, got "
-                f"{type(optimizer).__name__}, whose {name!r} is a {type(each).__name__}: pass that one, or use "
-                "DistributedDataParallel"
+                f"{type(optimizer).__name__}, whose {name!r} {'is' if each is value else 'has'} a "
+                f"{type(each).__name__}: pass that one, or use DistributedDataParallel"
             )
             raise UnsupportedError(message)
     for path, each in module.named_modules():
@@ -75,6 +75,12 @@ def model_and_optimizer(module: object, optimizer: object) -> None:
             "model.parameters() after the model has its final type and device"
         )
         raise InvalidArgumentError(message)
+
+
+def _parts(value: object) -> list[Optimizer]:
+    """The optimizers that a value is, or has."""
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
+    return [each for each in values if isinstance(each, Optimizer)]
 
 
 def eager(modules: Iterable[nn.Module]) -> None:
