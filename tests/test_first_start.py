@@ -190,7 +190,7 @@ def test_a_candidate_with_wrong_results_is_left_out(nursery: Nursery, tmp_path: 
 
 
 def test_exclusions_of_mcr_tune_hold_in_later_starts(nursery: Nursery, tmp_path: Path) -> None:
-    """Also where a first start has measured a nearer scale. The candidate that is left has curves, so that is enough."""
+    """Also if a first start has measured a nearer scale. Curves of the candidate that is left are enough."""
     path = _leave_table(tmp_path, {4 << 10: 1.0}, quick=False)
     table = files.read(path)
     gone = tuple(Exclusion(name, "float32", "shm", "signal 11") for name in _C.operations())
@@ -309,9 +309,14 @@ def test_exclusions_of_another_shape() -> None:
     assert left_out(tuned=replace(knowledge, scales=[nearer]).of_mcr_tune()) == ""
     assert len(group.given) == 1
     measurement = object.__new__(start.Measurement)
-    measurement._group = SimpleNamespace(_explain=lambda *_: {"excluded": ["gloo"]})  # type: ignore[assignment]
+    others = ["mpi", "shm", "stripe(gloo,mpi)", "hier(shm,mpi)", "hier(shm,stripe(gloo,mpi))"]
+    told = {"candidates": others, "excluded": ["gloo"]}
+    measurement._group = SimpleNamespace(  # type: ignore[assignment]
+        candidates=["gloo", *others], _explain=lambda *_: told
+    )
     kind = start._Kind("all_reduce", False)
-    assert measurement._left_out(kind, "2 ranks") == {"gloo": "left out for 2 ranks"}
+    left = dict.fromkeys(["gloo", "stripe(gloo,mpi)", "hier(shm,stripe(gloo,mpi))"], "left out for 2 ranks")
+    assert measurement._left_out(kind, "2 ranks") == left
     assert measurement._left_out(kind, "") == {}
 
 

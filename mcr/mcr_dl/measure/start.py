@@ -70,6 +70,11 @@ def candidates(group: _C.Group, operation: str) -> list[str]:
     ]
 
 
+def _uses(candidate: str, others: set[str]) -> bool:
+    """Whether a candidate is made of one of these: what hangs or crashes alone does so as a part."""
+    return any(part in others or _uses(part, others) for part in _C.Candidate(candidate).parts)
+
+
 def all_candidates(group: _C.Group) -> set[str]:
     """The candidates of all operations that have several."""
     compared = (candidates(group, operation) for operation in _operations())
@@ -206,8 +211,9 @@ class Measurement:
     def _left_out(self, kind: _Kind, scale: str) -> dict[str, str]:
         if not scale:
             return {}
-        found = self._group._explain(kind.operation, 0, DTYPE, "SUM", "cpu", kind.async_op)
-        return dict.fromkeys(found["excluded"], f"left out for {scale}")
+        gone = set(self._group._explain(kind.operation, 0, DTYPE, "SUM", "cpu", kind.async_op)["excluded"])
+        uses = [name for name in candidates(self._group, kind.operation) if _uses(name, gone)]
+        return dict.fromkeys([*sorted(gone), *uses], f"left out for {scale}")
 
     def _elapsed(self) -> float:
         """Seconds since the beginning, equal on all ranks."""
