@@ -66,6 +66,14 @@ def test_buffers_and_a_rank_that_waits_for_updates(pools: Pools, backend: str) -
     pools.get("processes", 2).run(schedule_programs.one_rank_waits_for_updates, backend, limit=120)
 
 
+@pytest.mark.parametrize(
+    ("form", "order"), [("all_reduce", "static"), ("all_reduce", "leader"), ("reduce_scatter", "static")]
+)
+def test_backward_pass_in_use(pools: Pools, form: str, order: str) -> None:
+    """``use()`` around it applies to no operation of ByteScheduler."""
+    pools.get("processes", 2).run(schedule_programs.backward_pass_in_use, form, order, limit=120)
+
+
 def test_every_tuning(pools: Pools) -> None:
     """The plan changes while the job trains, and the weights do not."""
     cases = [schedule.Case("long", limits="auto", tuning=kind) for kind in checks.TUNING]

@@ -114,7 +114,7 @@ def test_late_callback() -> None:
 def test_leader_without_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that cannot receive the leader's next message gets the error, and so does a leader that cannot send."""
     group: Any = SimpleNamespace(rank=lambda: 1, ranks=[0, 1])
-    follower = Leader(group, None)
+    follower = Leader(group, "auto")
     errors: list[BaseException] = []
     follower._left, follower._failed = 2, errors.append
 
@@ -129,7 +129,7 @@ def test_leader_without_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [str(error) for error in errors] == ["no group"]
 
     group.rank = lambda: 0
-    issuer = Issuer(_Operation, Leader(group, None))  # type: ignore[arg-type]
+    issuer = Issuer(_Operation, Leader(group, "auto"))  # type: ignore[arg-type]
     partition = Partition("it", 1)
     issuer.begin([partition], None)
     issuer.ready(partition, torch.zeros(1))

@@ -39,6 +39,12 @@ def test_a_pass_in_python(pools: Pools, size: int, backend: str, name: str) -> N
     pools.get("processes", size).run(getattr(passes, name), backend)
 
 
+@real
+def test_calls_of_a_pass_name_no_backend(pools: Pools, backend: str) -> None:
+    """In a block of ``use()``."""
+    pools.get("processes", 2).run(fusion.names_no_backend, backend)
+
+
 @pytest.mark.parametrize("name", ["mistakes", "order", "agreement", "init_gives_them"])
 def test_the_chain(pools: Pools, name: str) -> None:
     pools.get("processes", 2).run(getattr(passes, name))

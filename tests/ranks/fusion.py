@@ -11,9 +11,9 @@ import torch
 
 import mcr_dl
 from mcr_dl import _C
-from mcr_dl.passes import Compress, Fuse, Log
+from mcr_dl.passes import Compress, Fuse, Log, PassedCall
 from ranks import session
-from ranks.passes import chain
+from ranks.passes import Handler, chain, handler
 
 
 def _statistics(group: Any = None) -> dict[str, int]:
@@ -248,3 +248,30 @@ def held_while_a_group_is_made(backend: str) -> None:
             work.wait()
             assert bool(tensor.eq(mcr_dl.get_world_size()).all())
             mcr_dl.destroy_process_group(made)
+
+
+def names_no_backend(backend: str) -> None:
+    """Calls that a pass and its steps make do not follow ``use()``, on whichever thread they run."""
+    session.start()
+    inner = mcr_dl.new_group(timeout=10)
+    named: list[str | None] = []
+
+    def see(call: PassedCall) -> Any:
+        named.append(call.backend)
+        return call.proceed()
+
+    def ask() -> None:
+        mcr_dl.all_reduce(torch.ones(1), group=inner)
+
+    def handle(call: PassedCall) -> Any:
+        ask()
+        call.after(ask)
+        return call.proceed()
+
+    mcr_dl.register_pass(Handler(see), "sees")
+    with chain("sees", group=inner), handler(handle), mcr_dl.use(backend):
+        ask()
+        mcr_dl.all_reduce(torch.ones(2))
+        ask()
+    assert named == [backend, None, None, backend]
+    mcr_dl.destroy_process_group(inner)

@@ -223,6 +223,38 @@ def part_of_the_model_in_inference_mode() -> None:
         assert not any(each.is_inference() for each in tensors)
 
 
+def backward_pass_in_use(form: str, order: str) -> None:
+    """Of another backend: operations do not follow it, whichever thread issues them, inside and outside the block."""
+    named: set[str | None] = set()
+
+    class Sees:
+        def handle(self, call: mcr_dl.passes.PassedCall) -> Any:
+            named.add(call.backend)
+            return call.proceed()
+
+    with life("mcr"):
+        mcr_dl.register_pass(Sees(), "sees")
+        model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)), nn.BatchNorm1d(64))
+        optimizer = _sgd(model)
+        group = mcr_dl.new_group(backend="gloo,mpi", timeout=20)
+        given: Any = {} if form == "reduce_scatter" else {"partition": 1024, "credit": 2048}
+        scheduler = ByteScheduler(model, optimizer, form=form, order=order, group=group, **given)
+        leader = scheduler._issuer.leader
+        for each in (group, scheduler._core, *([leader.group] if leader else [])):
+            mcr_dl.set_passes(["sees"], each)
+        for _ in range(8):
+            named.clear()
+            loss = scheduler(torch.ones(4, 64)).sum()
+            with mcr_dl.use("gloo" if scheduler.candidate == "mpi" else "mpi"):
+                loss.backward()
+            scheduler.synchronize()
+            assert None in named
+            assert named <= {None, scheduler.candidate}
+            optimizer.step()
+            optimizer.zero_grad()
+        scheduler.close()
+
+
 def one_rank_waits_for_updates(backend: str) -> None:
     """One rank alone saves the state of a model with buffers after each step, of which little is issued by then."""
     with life("mcr"):

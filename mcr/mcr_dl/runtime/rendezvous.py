@@ -37,7 +37,7 @@ def _store_over_mpi(launch: launcher.Launch, timeout: timedelta) -> torch_dist.S
     if launch.rank == 0:
         text, store = launcher.listen(launch.size, timeout)
         address[: len(text)] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-    _C.broadcast(address, src=0, group=group)
+    _C.broadcast(address, src=0, group=group, backend=name)
     group._close()
     if store is not None:
         return store

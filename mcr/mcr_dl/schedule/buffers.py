@@ -11,19 +11,25 @@ from torch import nn
 from mcr_dl import _C
 
 
-def begin(module: nn.Module, group: _C.Group) -> None:
-    """Give all ranks the parameters and buffers of the group's first rank: collective over the group."""
+def begin(module: nn.Module, group: _C.Group, backend: str) -> None:
+    """Give all ranks the parameters and buffers of the group's first rank: collective over the group.
+
+    ``backend``: the candidate, as for ``broadcast``.
+    """
     with torch.no_grad():
         for each in module.parameters():
             whole = each.detach().contiguous()
-            _C.broadcast(whole, group.ranks[0], group=group)
+            _C.broadcast(whole, group.ranks[0], group=group, backend=backend)
             if not each.is_contiguous():
                 each.copy_(whole)
-    broadcast(module.buffers(), group)
+    broadcast(module.buffers(), group, backend)
 
 
-def broadcast(buffers: Iterable[torch.Tensor], group: _C.Group) -> None:
-    """Give all ranks the buffers of the group's first rank, in one operation: collective over the group."""
+def broadcast(buffers: Iterable[torch.Tensor], group: _C.Group, backend: str) -> None:
+    """Give all ranks the buffers of the group's first rank, in one operation: collective over the group.
+
+    ``backend``: the candidate; "auto" for the group's choice.
+    """
     given = list(buffers)
     if not given:
         return
@@ -31,7 +37,7 @@ def broadcast(buffers: Iterable[torch.Tensor], group: _C.Group) -> None:
         flat = torch.cat([each.contiguous().view(-1).view(torch.uint8) for each in given])
         # Asynchronous, because a blocking call of MPI keeps this rank's other threads from issuing the partitions that
         # are left of the last step, for which another rank may wait before it comes here.
-        _C.broadcast(flat, group.ranks[0], group, True).wait()
+        _C.broadcast(flat, group.ranks[0], group, True, backend=backend).wait()
         if group.rank() == 0:
             return
         place = 0

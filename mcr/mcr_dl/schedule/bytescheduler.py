@@ -15,7 +15,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from mcr_dl import _C
 from mcr_dl.base.errors import McrError, UnsupportedError
 from mcr_dl.runtime import handles, state
 from mcr_dl.schedule import buffers, checks, choosing, guard, hooks, own_groups, planning, timeline
@@ -79,7 +78,8 @@ class ByteScheduler(nn.Module):
             order: "static": the plan's order. "leader": rank 0 chooses the order by priority during each backward pass,
                 for models whose graph changes from step to step; implies ``tuning="simulation"``.
             group: the ranks; the default group's by default. The operations run on a group of their own.
-            backend: a candidate for all operations; by default the group's choice, and for gradients the fastest one.
+            backend: a candidate for all operations, which do not follow ``use()``; by default the group's choice, and
+                for gradients the fastest one.
             broadcast_buffers: whether each training forward pass begins with rank 0's buffers, as in DDP.
 
         Raises on all ranks InvalidArgumentError or InvalidTypeError if models or arguments are wrong or differ between
@@ -90,7 +90,6 @@ class ByteScheduler(nn.Module):
         given = {"partition": partition, "credit": credit, "form": form, "tuning": tuning, "order": order}
         given |= {"backend": backend, "broadcast_buffers": broadcast_buffers}
         self._own_layers, owned = checks.agreed(self._outer, module, optimizer, given)
-        _C.all_reduce(torch.zeros(1, dtype=torch.int, device="cpu"), group=self._outer, backend=backend)  # checks it
         self.module = module
         self.broadcast_buffers = broadcast_buffers
         self._core = own_groups.like(self._outer, self)
@@ -98,7 +97,7 @@ class ByteScheduler(nn.Module):
         self._values = [each for piece in self._own_pieces for each in piece.parameters]
         self._transfers = Transfers(self._core, backend, form == "reduce_scatter")
         limits = checks.limit("partition", partition), checks.limit("credit", credit)
-        leader = Leader(own_groups.like(self._outer, self), backend) if order == "leader" else None
+        leader = Leader(own_groups.like(self._outer, self), self._transfers.named) if order == "leader" else None
         kind = "simulation" if leader else tuning
         self._choice = choosing.Choice(self._transfers, kind, limits, hooks.weakly(self._at_end))
         self._issuer = Issuer(self._transfers.start, leader)
@@ -109,7 +108,7 @@ class ByteScheduler(nn.Module):
         self._hooks: list[Any] = []
         try:
             self._reset(owned)
-            buffers.begin(module, self._core)
+            buffers.begin(module, self._core, self._transfers.named)
             self._install(owned)
         except BaseException:
             self._remove_hooks()
@@ -259,7 +258,7 @@ class ByteScheduler(nn.Module):
         self._update(self._entry, others=True)
         self._update_complete()
         if self.broadcast_buffers and self._synchronizes:
-            buffers.broadcast(self.module.buffers(), self._outer)
+            buffers.broadcast(self.module.buffers(), self._outer, self._transfers.named)
 
     def _broken_off(self) -> bool:
         """Whether an exception in a backward pass has left gradients that this rank never gave to the others."""

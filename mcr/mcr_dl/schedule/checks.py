@@ -179,6 +179,8 @@ def agreed(
         problem = error
     written = {name: repr(value) for name, value in given.items()}
     changes.agree(group, "ByteScheduler", [written, parameters], _require_equal, problem=problem)
+    # Raises if the group does not have the candidate. None would follow use().
+    _C.all_reduce(torch.zeros(1, dtype=torch.int, device="cpu"), group=group, backend=given["backend"] or "auto")
     assert found is not None
     return found
 

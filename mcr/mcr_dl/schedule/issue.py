@@ -74,6 +74,14 @@ class Transfers:
         """The candidate of gradients' all_reduces."""
         return self.backend or self.fastest
 
+    @property
+    def named(self) -> str:
+        """The candidate that other operations name, so that none follows ``use()``.
+
+        Its block belongs to the thread that issues the operation, which differs between the ranks.
+        """
+        return self.backend or "auto"
+
     def halve(self, partitions: Sequence[Partition], by_use: Sequence[Partition]) -> list[Partition]:
         """Give partitions that can be halved their second halves, which are returned in the order ``by_use``."""
         if not self.halves:
@@ -88,17 +96,17 @@ class Transfers:
         memory = partition.tensor
         assert memory is not None
         if partition is self.use:
-            return _C.all_reduce(memory, _MAX, self.group, True, backend=self.backend)
+            return _C.all_reduce(memory, _MAX, self.group, True, backend=self.named)
         if partition.gather is not None:
             shard = partition.gather.shard = memory.new_empty(memory.numel() // self.group.size())
-            return _C.reduce_scatter_tensor(shard, memory.view(-1), _SUM, self.group, True, backend=self.backend)
+            return _C.reduce_scatter_tensor(shard, memory.view(-1), _SUM, self.group, True, backend=self.named)
         if partition.shard is not None:
-            return _C.all_gather_into_tensor(memory.view(-1), partition.shard, self.group, True, backend=self.backend)
+            return _C.all_gather_into_tensor(memory.view(-1), partition.shard, self.group, True, backend=self.named)
         return self.reduce(memory)
 
     def reduce(self, memory: torch.Tensor, candidate: str | None = None) -> _C.Work:
         """Start the sum of a gradient's memory over the ranks, on a candidate or on that of all gradients."""
-        return _C.all_reduce(memory, _SUM, self.group, True, backend=candidate or self.candidate)
+        return _C.all_reduce(memory, _SUM, self.group, True, backend=candidate or self.candidate or "auto")
 
 
 @dataclass(eq=False)

@@ -22,7 +22,7 @@ class Leader:
     operations of a pass are decided, and the others receive until then.
     """
 
-    def __init__(self, group: _C.Group, backend: str | None) -> None:
+    def __init__(self, group: _C.Group, backend: str) -> None:
         self.group = group
         self.leads = group.rank() == 0
         self._backend = backend

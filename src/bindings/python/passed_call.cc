@@ -16,6 +16,7 @@
 #include "bindings/python/none.h"
 #include "bindings/python/unlocked.h"
 #include "bindings/python/work.h"
+#include "bindings/torch/named_backend.h"
 #include "choose/select.h"
 #include "engine/dispatch.h"
 #include "engine/flatten.h"
@@ -302,6 +303,7 @@ void PassedCall::after(py::function step) {
   expect_steps();
   passage_->plan.after.emplace_back([step = shared(std::move(step)), where = where(pass_, *passage_)] {
     const Locked locked;
+    const NamedBackend::None unnamed;
     try {
       (*step)();
     } catch (py::error_already_set& error) {

@@ -15,6 +15,7 @@
 #include "bindings/python/parts.h"
 #include "bindings/python/passed_call.h"
 #include "bindings/python/unlocked.h"
+#include "bindings/torch/named_backend.h"
 #include "passes/fuse/fuse.h"
 
 namespace py = pybind11;
@@ -39,6 +40,7 @@ class PythonPass : public Pass {
 
   Outcome handle(Passage& passage, const Next& next) override {
     const Locked locked;
+    const NamedBackend::None unnamed;
     const auto call = std::make_shared<PassedCall>(group_.lock(), name_, passage, next);
     try {
       const py::object returned = object_.attr("handle")(call);

@@ -29,6 +29,12 @@ py::object current() {
 
 std::atomic<int> NamedBackend::blocks_{0};
 
+NamedBackend::None::None() : before_(any() ? set(py::none()) : py::none()) {}
+
+NamedBackend::None::~None() {
+  if (!before_.is_none()) set(before_);
+}
+
 Slot* NamedBackend::slot(Group& group) {
   const Locked locked;
   const auto name = current();

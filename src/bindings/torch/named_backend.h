@@ -14,6 +14,19 @@ namespace mcr::python {
 /// Applies to a thread, and to the threads on which autograd works for it.
 class NamedBackend {
  public:
+  /// Within its lifetime this thread has no name: for Python code of calls, such as a pass, that different threads of
+  /// the ranks may run, with and without a block around them. With the GIL.
+  class None {
+   public:
+    None();
+    None(const None&) = delete;
+    None& operator=(const None&) = delete;
+    ~None();
+
+   private:
+    pybind11::object before_;
+  };
+
   /// False if no thread has one: the usual case, which costs one load.
   static bool any() noexcept { return blocks_.load(std::memory_order_relaxed) != 0; }
   /// The candidate for this thread's calls on the group; null: the group's choice. Throws like a call that names the
