@@ -108,6 +108,7 @@ GROUPS = [
     (syndicate_groups.messages, 4),
     (syndicate_groups.many_messages, 3),
     (syndicate_groups.log_of_some_operations, 4),
+    (syndicate_groups.ring, 3),
     (syndicate_groups.other_candidates, 3),
     (syndicate_groups.a_backend_ends, 2),
     (syndicate_groups.a_half_leaves, 4),

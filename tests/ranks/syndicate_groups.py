@@ -48,6 +48,26 @@ class Parts:
         assert torch.equal(blocks, torch.arange(float(begin), float(begin + self.half)).repeat_interleave(3))
 
 
+class Ring:
+    """An iteration with a call of each of two groups: of the previous rank and this one, and of this one and the next.
+
+    So a group is one rank's first and another rank's second. Checks all results.
+    """
+
+    def __init__(self) -> None:
+        rank, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
+        groups = [mcr_dl.new_group([each, (each + 1) % size], timeout=20) for each in range(size)]
+        self.used = groups[rank - 1], groups[rank]
+
+    def iterate(self) -> None:
+        sums = [torch.ones(300) for _ in self.used]
+        calls = zip(sums, self.used, strict=True)
+        works = [mcr_dl.all_reduce(each, group=group, async_op=True) for each, group in calls]
+        for work, each in zip(works, sums, strict=True):
+            work.wait()
+            assert bool(each.eq(2).all())
+
+
 class Simple:
     """An iteration of three collectives of a group, and of messages to the next rank; checks all results."""
 
@@ -69,7 +89,7 @@ class Simple:
             assert bool(each.eq(sum(range(self.size))).all())
 
 
-def until(planned: Planned, phase: str, program: Parts | Program | Simple, marked: bool = False) -> None:
+def until(planned: Planned, phase: str, program: Parts | Program | Ring | Simple, marked: bool = False) -> None:
     """Iterate until the ranks come to a phase."""
     for _ in range(_MOST):
         if planned.phase == phase:
@@ -136,6 +156,17 @@ def log_of_some_operations() -> None:
     with Planned(random_plans_of(12), rounds=1) as planned:
         until(planned, "off", program)
         assert {event.what for event in planned.events} == {"failed"}
+
+
+def ring() -> None:
+    """Ranks use their groups in different orders: the program runs as it is, and no measurement waits in a circle."""
+    session.start()
+    with Planned(random_plans_of(14), rounds=1) as planned:
+        until(planned, "off", Ring())
+        assert {event.what for event in planned.events} == {"failed"}, planned.events
+        meetings = planned._replanner._meetings
+        assert meetings is not None
+        assert "expected one order of an iteration's groups" in meetings.problem
 
 
 def a_backend_ends() -> None:

@@ -89,6 +89,7 @@ def facts(iteration: measured.Iteration, known: Mapping[str, Known]) -> dict[str
         "times": capture.times(iteration.found),
         "time": iteration.time,
         "at": iteration.at(),
+        "groups": list(iteration.at()),
         "threads": iteration.threads,
         "known": usable,
     }
@@ -104,6 +105,7 @@ def common(values: Sequence[Any]) -> dict[str, Any]:
             f"rank {values.index(None)} has other calls in its log, or not all: log all operations"
         )
     at: dict[str, int] = {}
+    found_at: dict[str, tuple[int, int]] = {}  # by group: its number among those that a rank uses, and the rank
     for rank, value in enumerate(values):
         # Between two calls of one thread, another one may make any number of its own: a plan would not begin for these
         # at the same call on all ranks.
@@ -112,6 +114,14 @@ def common(values: Sequence[Any]) -> dict[str, Any]:
         for group, number in value["at"].items():
             if at.setdefault(group, number) != number:
                 raise InvalidArgumentError(f"rank {rank} is at another call of group {group!r} than others")
+        # Groups are measured in this order: with other orders, the ranks of a ring of groups would wait in a circle.
+        for number, group in enumerate(value["groups"], 1):
+            before, other = found_at.setdefault(group, (number, rank))
+            if before != number:
+                raise InvalidArgumentError(
+                    f"expected one order of an iteration's groups, got group {group!r} as number {before} on rank "
+                    f"{other} and as number {number} on rank {rank}"
+                )
     agreement.require_equal("calls of an iteration", [value["calls"] for value in values])
     agreement.require_equal("candidates of an iteration's calls", [value["used"] for value in values])
     first = values[0]["known"]
