@@ -81,6 +81,9 @@ class Pass {
     static_cast<void>(limit);
     return true;
   }
+  /// Whether this rank can no longer agree with the others on the pass's calls. The communicators that the pass uses
+  /// may then have calls of some ranks that will never be complete: later passes need others.
+  virtual bool broken() const { return false; }
 };
 
 /// Makes the Work of a call whose backend part is done later, by `request`, or is already done (null). It takes the

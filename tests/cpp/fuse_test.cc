@@ -51,6 +51,7 @@ class Counter : public Communicator {
     std::vector<Call> calls;
     int fail_after = 1 << 20;    // from this call on, all throw
     bool out_of_memory = false;  // and no Error
+    int64_t agreed = 0;          // the result of a round; 0: this rank's own number
   };
   explicit Counter(Log& log) : log_(log) {}
   bool supports(const Call&) const override { return true; }
@@ -59,6 +60,7 @@ class Counter : public Communicator {
     if (fails && log_.out_of_memory) throw std::bad_alloc();
     if (fails) throw Error(ErrorCode::Backend, "out of order");
     log_.calls.push_back(call);
+    if (log_.agreed != 0 && call.dtype == DType::Long) *static_cast<int64_t*>(call.out.data) = log_.agreed;
   }
 
  private:
@@ -308,6 +310,23 @@ TEST(a_broken_agreement_refuses_later_calls) {
   CHECK(got.code == ErrorCode::Backend && check::has(got.text, "fake.all_reduce (group 'default'", "out of order"));
   ranks::run(alone.group(), call(Op::all_reduce, data));  // what is not fused goes on
   CHECK(log.calls.size() == 1);
+}
+
+TEST(a_round_that_meets_another_call_breaks_the_agreement) {
+  for (const int64_t agreed : {-1, 2, 1 << 30}) {
+    Counter::Log log, fused;
+    ranks::Alone alone([&] { return std::make_unique<Counter>(log); }, 2, 0);
+    auto shadow = std::make_shared<ranks::Alone>([&] { return std::make_unique<Counter>(fused); }, 2, 0);
+    const auto pass = fuse(alone.group(), {shadow, &shadow->group()}, limits(1000));
+    fused.agreed = agreed;
+    CHECK(!pass->broken());
+    Floats data(4);
+    const auto work = ranks::start(alone.group(), call(Op::all_reduce, data));
+    CHECK(work->wait_for(10s) && work->failed());
+    CHECK(check::has(ranks::failure([&] { work->rethrow(); }).text,
+                     "expected the ranks to agree on 1 to 1 held calls, got " + std::to_string(agreed)));
+    CHECK(pass->broken() && fused.calls.size() == 1);  // the round
+  }
 }
 
 TEST(nothing_stays_pending_after_a_broken_agreement) {

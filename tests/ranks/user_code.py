@@ -233,6 +233,10 @@ def in_chain(where: str, backend: str, blocking: bool, everywhere: bool) -> None
         if everywhere and where == "behind fuse":
             _check_refused(group, backend, blocking)
             mcr_dl.set_passes(CHAINS[where](), group)
+        if not lasts and where == "behind fuse" and not blocking:
+            mcr_dl.barrier()  # the others come after their timeout
+            mcr_dl.set_passes(CHAINS[where](), group)  # their buffer is on communicators that are not used any more
+            _check_works(group, backend)
         if lasts:
             _check_works(group, backend)
             mcr_dl.destroy_process_group(group)

@@ -147,6 +147,8 @@ def _agree(
 def _shadow(group: _C.Group, after: list[Specification], suffix: str, *, rest: bool = False) -> _C.Group:
     current = state.current()
     name = f"{group.name()}/{suffix}"
+    broken = current.broken.get(name, 0)
+    name = f"{name}-{broken + 1}" if broken else name
     made = current.groups.get(name)
     if made is None:
         made = core_groups.make(name, list(group.ranks), group.backends, group.timeout)
@@ -166,13 +168,23 @@ def synchronize(group: _C.Group) -> None:
 
 
 def _synchronize_together(group: _C.Group) -> None:
-    """As ``synchronize``; all ranks learn whether every rank has succeeded."""
+    """As ``synchronize``; all ranks learn whether every rank has succeeded.
+
+    If a pass is broken on one of them, its group may still have calls of the others: all ranks make another one.
+    """
     problem: Exception | None = None
     try:
         synchronize(group)
     except CollectiveTimeoutError as error:
         problem = error
-    changes.agree(group, "set_passes", None, problem=problem, anywhere=True)
+    broken = [station.name for station in _C.passes(group) if station._broken]
+    for name in changes.agree(group, "set_passes", broken, _all_names, problem=problem, anywhere=True):
+        shadow, current = f"{group.name()}/{name}", state.current()
+        current.broken[shadow] = current.broken.get(shadow, 0) + 1
+
+
+def _all_names(values: list[Any]) -> list[str]:
+    return sorted({name for names in values for name in names})
 
 
 def _made(group: _C.Group, specifications: list[Specification]) -> list[_C.Pass]:

@@ -84,6 +84,7 @@ def _close(name: str) -> None:
     for each in current.shadows.pop(name, []):
         _close(each)
     current.endings.pop(name, None)
+    current.broken = {each: count for each, count in current.broken.items() if not each.startswith(f"{name}/")}
     for key in [key for key in current.networks if key[0] == name]:
         del current.networks[key]
     group = current.groups.pop(name)

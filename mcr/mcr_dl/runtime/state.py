@@ -42,6 +42,7 @@ class State:
     groups: dict[str, _C.Group] = field(default_factory=dict)
     groups_made: int = 0
     shadows: dict[str, list[str]] = field(default_factory=dict)  # by group: the groups that belong to it
+    broken: dict[str, int] = field(default_factory=dict)  # by shadow: how many groups before it broke
     passes: list[Any] = field(default_factory=list)  # specifications for every new group
     counters: dict[str, int] = field(default_factory=dict)
     topology: dict[str, Any] | None = None  # the document that the user gave

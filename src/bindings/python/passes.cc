@@ -137,10 +137,12 @@ void add_passes(py::module_& module) {
   py::class_<Pass, std::shared_ptr<Pass>>(module, "Pass", "A step that every call of a group goes through.")
       .def_property_readonly(
           "name", [](const Pass& pass) { return std::string(pass.name()); }, "The name in `set_passes` and reports.")
-      .def("_synchronize", [](Pass& pass, milliseconds limit) {
-        const Unlocked guard;
-        return pass.synchronize(limit);
-      });
+      .def("_synchronize",
+           [](Pass& pass, milliseconds limit) {
+             const Unlocked guard;
+             return pass.synchronize(limit);
+           })
+      .def_property_readonly("_broken", [](const Pass& pass) { return unlocked([&] { return pass.broken(); }); });
   py::class_<PythonPass, Pass, std::shared_ptr<PythonPass>>(module, "PythonPass")
       .def(py::init<py::object, std::string, std::shared_ptr<Group>>(), py::arg("handler"), py::arg("name"),
            py::arg("group"));

@@ -122,6 +122,10 @@ bool Fuse::synchronize(std::chrono::nanoseconds limit) {
   });
 }
 
+bool Fuse::broken() const {
+  return std::ranges::any_of(streams_, [](const auto& stream) { return stream->broken(); });
+}
+
 FuseStatistics Fuse::statistics() const {
   FuseStatistics sum;
   for (const auto& stream : streams_) {

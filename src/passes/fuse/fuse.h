@@ -26,6 +26,7 @@ class Fuse : public Pass {
   std::string_view name() const override { return "fuse"; }
   Outcome handle(Passage& passage, const Next& next) override;
   bool synchronize(std::chrono::nanoseconds limit) override;
+  bool broken() const override;
   /// Sums over all backends.
   FuseStatistics statistics() const;
 

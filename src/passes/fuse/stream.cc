@@ -2,6 +2,7 @@
 #include "passes/fuse/stream.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "algorithms/fuse.h"
@@ -123,6 +124,11 @@ FuseStatistics FuseStream::statistics() const {
   return statistics_;
 }
 
+bool FuseStream::broken() const {
+  const std::lock_guard lock(mutex_);
+  return broken_.has_value();
+}
+
 bool FuseStream::renew() {
   const std::lock_guard lock(mutex_);
   if (broken_) return false;
@@ -206,12 +212,17 @@ std::shared_ptr<Run> FuseStream::make_round() {
 
 void FuseStream::flush(int64_t agreed) {
   std::vector<Parts> buffers;
+  std::optional<Error> local;
   {
     const std::lock_guard lock(mutex_);
-    buffers = take(agreed);
-    flushing_ = true;
+    if (agreed < 1 || std::cmp_greater(agreed, held_.size())) {  // the round has met another call
+      local.emplace(ErrorCode::Backend, "expected the ranks to agree on 1 to " + std::to_string(held_.size()) +
+                                            " held calls, got " + std::to_string(agreed));
+    } else {
+      buffers = take(agreed);
+      flushing_ = true;
+    }
   }
-  std::optional<Error> local;
   for (const auto& parts : buffers) {
     if (!local) {
       local = send(parts);
@@ -314,7 +325,7 @@ void FuseStream::break_off(const Error& error) {
   const std::lock_guard lock(mutex_);
   round.swap(round_);
   broken_ = Error(error.code(), "the ranks cannot agree on fused calls any more (" + std::string(error.what()) +
-                                    "); go on with a new group");
+                                    "); set the group's passes again on all its ranks, or go on with a new group");
   held.swap(held_);
   release(held, nullptr, error);
   bytes_.clear();

@@ -90,6 +90,8 @@ class FuseStream : public std::enable_shared_from_this<FuseStream> {
   /// Flushes; false if calls are still held after the limit.
   bool synchronize(std::chrono::nanoseconds limit);
   FuseStatistics statistics() const;
+  /// Whether the ranks can no longer agree on flushes.
+  bool broken() const;
   /// Call when another pass begins to use the stream, at the same point in the order of calls on all ranks: numbers and
   /// statistics begin again. False if the ranks can no longer agree on flushes.
   bool renew();
