@@ -123,6 +123,11 @@ def test_mistakes(pools: Pools) -> None:
     pools.get("processes", 2).run(schedule_defects.mistakes, limit=120)
 
 
+def test_differences(pools: Pools) -> None:
+    """Between the models and optimizers of the ranks."""
+    pools.get("processes", 2).run(schedule_programs.differences, limit=60)
+
+
 def test_not_made(pools: Pools) -> None:
     """The constructor fails."""
     pools.get("processes", 2).run(schedule_programs.not_made, limit=60)

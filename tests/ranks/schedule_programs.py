@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 import mcr_dl
+from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.schedule import ByteScheduler, Syndicate
 from ranks import session
 from ranks.torch_training import life
@@ -221,6 +222,38 @@ def part_of_the_model_in_inference_mode() -> None:
         scheduler.close()
         tensors = [each for state in optimizer.state.values() for each in state.values()]
         assert not any(each.is_inference() for each in tensors)
+
+
+def _frozen(count: int) -> nn.Module:
+    model = nn.Linear(4, 4)
+    model.register_parameter("fixed", nn.Parameter(torch.ones(count), requires_grad=False))
+    return model
+
+
+def _with_buffer(name: str, count: int) -> nn.Module:
+    model = nn.Linear(4, 4)
+    model.register_buffer(name, torch.zeros(count))
+    return model
+
+
+def differences() -> None:
+    """Between the ranks, in what ByteScheduler sends or assumes to be equal: one error on all ranks."""
+    sgd, adam = torch.optim.SGD, torch.optim.Adam
+    with life("mcr"):
+        rank = dist.get_rank()
+        cases: list[tuple[nn.Module, Callable[[nn.Module], torch.optim.Optimizer], str]] = [
+            (_frozen(6 + 2 * rank), _sgd, r"\['parameter', 'fixed', \[6\], .* on rank 0 and .*\[8\]"),
+            (_with_buffer("mask", 5 + rank), _sgd, r"\['buffer', 'mask', \[5\], .* on rank 0 and .*\[6\]"),
+            (_with_buffer(f"mask{rank}", 5), _sgd, "'mask0', .* on rank 0 and .*'mask1'"),
+            (nn.Linear(4, 4, bias=not rank), _sgd, "'bias', .* on rank 0 and None on rank 1"),
+            (nn.Linear(4, 4), lambda model: (adam if rank else sgd)(model.parameters(), lr=0.1), "'SGD'.*'Adam'"),
+            (nn.Linear(4, 4), lambda model: sgd(model.parameters(), lr=0.1 + rank), r"'lr', '0\.1'.*'lr', '1\.1'"),
+            (nn.Linear(4, 4), lambda model: sgd([*model.parameters()][:: 1 - 2 * rank], lr=0.1), "'weight'.*'bias'"),
+        ]
+        for module, optimizer, text in cases:
+            with pytest.raises(InvalidArgumentError, match=f"expected the same on all ranks, .*{text}"):
+                ByteScheduler(module, optimizer(module))
+        dist.barrier()
 
 
 def backward_pass_in_use(form: str, order: str) -> None:

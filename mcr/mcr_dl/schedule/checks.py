@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -150,7 +151,7 @@ def agreed(
     group: _C.Group, module: nn.Module, optimizer: Optimizer, given: dict[str, Any]
 ) -> tuple[list[list[Piece]], dict[nn.Module, list[int]]]:
     """The model's pieces, as ``pieces_of``; every rank raises if one of them has a problem, or other arguments."""
-    problem, found, parameters = None, None, []
+    problem, found, tensors, updates = None, None, [], []
     try:
         model_and_optimizer(module, optimizer)
         for name in ("partition", "credit"):
@@ -172,21 +173,39 @@ def agreed(
                 text = f"ByteScheduler: expected memory for each element, got {name} from expand(): clone() it"
                 raise InvalidArgumentError(text)
         found = pieces_of(module)
-        each_piece = [piece for layer in found[0] for piece in layer]
-        values = [each for piece in each_piece for each in piece.parameters]
-        parameters = [[each.name, list(each.value.shape), str(each.value.dtype)] for each in values]
+        tensors, updates = _tensors(module), _updates(module, optimizer)
     except McrError as error:
         problem = error
     written = {name: repr(value) for name, value in given.items()}
-    changes.agree(group, "ByteScheduler", [written, parameters], _require_equal, problem=problem)
+    changes.agree(group, "ByteScheduler", [written, tensors, updates], _require_equal, problem=problem)
     # Raises if the group does not have the candidate. None would follow use().
     _C.all_reduce(torch.zeros(1, dtype=torch.int, device="cpu"), group=group, backend=given["backend"] or "auto")
     assert found is not None
     return found
 
 
+def _tensors(module: nn.Module) -> list[list[Any]]:
+    """The parameters, also frozen ones, and buffers: rank 0's are sent to all ranks, in this order."""
+    rows = [("parameter", *each) for each in module.named_parameters()]
+    rows += [("buffer", *each) for each in module.named_buffers()]
+    return [[kind, name, list(each.shape), str(each.dtype), each.requires_grad] for kind, name, each in rows]
+
+
+def _updates(module: nn.Module, optimizer: Optimizer) -> list[list[Any]]:
+    """The optimizer's class and, for each group of parameters, the options that are numbers, and the parameters."""
+    name_of = {value: name for name, value in module.named_parameters()}
+    rows: list[list[Any]] = [["class", type(optimizer).__qualname__]]
+    for number, group in enumerate(optimizer.param_groups):
+        options = {name: value for name, value in group.items() if isinstance(value, bool | int | float)}
+        rows += [[f"group {number}", name, repr(value)] for name, value in sorted(options.items())]
+        rows += [[f"group {number}", "parameter", name_of.get(value, "of no module")] for value in group["params"]]
+    return rows
+
+
 def _require_equal(values: list[Any]) -> None:
-    given = [arguments for arguments, _ in values]
+    given = [arguments for arguments, _, _ in values]
     for name in given[0]:
         agreement.require_equal(f"ByteScheduler: {name}", [each[name] for each in given])
-    agreement.require_equal("ByteScheduler: parameters", [parameters for _, parameters in values])
+    for index, what in ((1, "parameters and buffers"), (2, "optimizer")):
+        for rows in zip_longest(*(value[index] for value in values)):
+            agreement.require_equal(f"ByteScheduler: {what}", [*rows])
