@@ -156,6 +156,10 @@ def with_bytescheduler() -> None:
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     with Syndicate(), pytest.raises(UnsupportedError, match="expected a group without Syndicate"):
         ByteScheduler(network, optimizer)
+    with Syndicate():
+        mcr_dl.set_passes([])
+        with pytest.raises(UnsupportedError, match="expected a group without Syndicate"):  # of its own groups
+            ByteScheduler(network, optimizer)
     model = ByteScheduler(network, optimizer)
     with pytest.raises(UnsupportedError, match="expected no living ByteScheduler"), Syndicate():
         pass

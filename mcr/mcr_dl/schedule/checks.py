@@ -16,7 +16,7 @@ from mcr_dl import _C
 from mcr_dl.base import agreement
 from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError, McrError, UnsupportedError
 from mcr_dl.passes import chain
-from mcr_dl.runtime import changes
+from mcr_dl.runtime import changes, state
 from mcr_dl.schedule import search
 from mcr_dl.schedule.gradients import Piece, pieces_of
 
@@ -165,9 +165,10 @@ def agreed(
         if other is not None and other._hooks:
             text = "ByteScheduler: expected an optimizer without ByteScheduler, got one; close() the first one"
             raise InvalidArgumentError(text)
-        if any(each.name == chain.SCHEDULE for each in _C.passes(group)):
+        # ByteScheduler's own groups will have the job's passes, also those that the program has taken from this one.
+        if any(each.name == chain.SCHEDULE for each in (*_C.passes(group), *state.current().passes)):
             text = "ByteScheduler: expected a group without Syndicate, which orders all calls too, got one with it"
-            raise UnsupportedError(f"{text}: use one of the two")
+            raise UnsupportedError(f"{text}: use one of the two, and unset MCR_DL_SCHEDULE for ByteScheduler")
         for name, tensor in (*module.named_parameters(), *module.named_buffers()):
             if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
                 text = f"ByteScheduler: expected memory for each element, got {name} from expand(): clone() it"
