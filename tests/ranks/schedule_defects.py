@@ -306,6 +306,9 @@ def _misuse(model: nn.Module) -> None:
     scheduler = ByteScheduler(model, optimizer)
     with pytest.raises(InvalidArgumentError, match="without ByteScheduler"):
         ByteScheduler(model, optimizer)
+    other = nn.Sequential(nn.Linear(4, 4), model)
+    with pytest.raises(InvalidArgumentError, match=r"expected parameters without ByteScheduler, got 1\.weight"):
+        ByteScheduler(other, _sgd(other))
     with pytest.raises(UnsupportedError, match="without a closure"):
         optimizer.step(lambda: 0.0)
     rates = torch.optim.lr_scheduler.StepLR(optimizer, 1)

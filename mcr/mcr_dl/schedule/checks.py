@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Collection, Container, Iterable
 from itertools import zip_longest
 from typing import Any
@@ -17,7 +18,7 @@ from mcr_dl.base import agreement
 from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError, McrError, UnsupportedError
 from mcr_dl.passes import chain
 from mcr_dl.runtime import changes, state
-from mcr_dl.schedule import search
+from mcr_dl.schedule import hooks, search
 from mcr_dl.schedule.gradients import Piece, pieces_of
 
 Limit = int | str | None
@@ -133,6 +134,21 @@ def reduced(module: nn.Module, values: Collection[nn.Parameter], known: Containe
             raise McrError(message)
 
 
+def _free(module: nn.Module) -> None:
+    """Raise InvalidArgumentError if another ByteScheduler sends gradients of the model, whose hooks would meet."""
+    name_of = {value: name for name, value in module.named_parameters()}
+
+    def shared() -> str | None:
+        taken = (each.value for other in hooks.living for each in other._values)
+        return next((name_of[value] for value in taken if value in name_of), None)
+
+    if shared() is not None:
+        gc.collect()  # the program may have dropped the other one
+        if name := shared():
+            text = f"expected parameters without ByteScheduler, got {name} of another one's model; close() that one"
+            raise InvalidArgumentError(f"ByteScheduler: {text}, or make one of a module with both models")
+
+
 def _tuning(given: dict[str, Any]) -> None:
     """Raise an error for a way of tuning that is not possible."""
     if one_of("tuning", given["tuning"], TUNING) != "bayesian":
@@ -165,6 +181,7 @@ def agreed(
         if other is not None and other._hooks:
             text = "ByteScheduler: expected an optimizer without ByteScheduler, got one; close() the first one"
             raise InvalidArgumentError(text)
+        _free(module)
         # ByteScheduler's own groups will have the job's passes, also those that the program has taken from this one.
         if any(each.name == chain.SCHEDULE for each in (*_C.passes(group), *state.current().passes)):
             text = "ByteScheduler: expected a group without Syndicate, which orders all calls too, got one with it"

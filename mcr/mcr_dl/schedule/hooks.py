@@ -117,6 +117,10 @@ def of_states(root: nn.Module, optimizer: Optimizer, drain: Callable[[str], None
     return hooks
 
 
+living: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The owners of steps that were not removed."""
+
+
 class Step:
     """Makes ``optimizer.step`` call a function, until ``remove()``."""
 
@@ -132,9 +136,12 @@ class Step:
         self._function._scheduler = owner
         self._method = types.MethodType(replaced, optimizer)
         optimizer.step = self._method  # type: ignore[method-assign]
+        living.add(owner)
 
     def remove(self) -> None:
         """Give the optimizer its step back; where others have wrapped this one, it calls the former step."""
+        if self._step is not None:
+            living.discard(self._function._scheduler)
         self._step = self._function._scheduler = None
         if self._optimizer.__dict__.get("step") is not self._method:
             return
