@@ -74,6 +74,12 @@ def test_backward_pass_in_use(pools: Pools, form: str, order: str) -> None:
     pools.get("processes", 2).run(schedule_programs.backward_pass_in_use, form, order, limit=120)
 
 
+@pytest.mark.parametrize("partition", [None, 4096])
+def test_all_gradients_in_halves(pools: Pools, partition: int | None) -> None:
+    """On three ranks, among which few sizes divide."""
+    pools.get("processes", 3).run(schedule_programs.all_gradients_in_halves, partition, limit=120)
+
+
 def test_every_tuning(pools: Pools) -> None:
     """The plan changes while the job trains, and the weights do not."""
     cases = [schedule.Case("long", limits="auto", tuning=kind) for kind in checks.TUNING]

@@ -288,6 +288,37 @@ def backward_pass_in_use(form: str, order: str) -> None:
         scheduler.close()
 
 
+def all_gradients_in_halves(partition: int | None) -> None:
+    """Also those whose elements do not divide among the ranks."""
+    made: set[tuple[str, torch.dtype]] = set()
+
+    class Sees:
+        def handle(self, call: mcr_dl.passes.PassedCall) -> Any:
+            made.add((call.op, call.dtype))
+            return call.proceed()
+
+    with life("mcr"):
+        mcr_dl.register_pass(Sees(), "sees")
+        model = nn.Sequential(nn.Linear(64, 517), nn.Linear(517, 7))
+        optimizer = _sgd(model)
+        scheduler = ByteScheduler(model, optimizer, form="reduce_scatter", partition=partition)
+        mcr_dl.set_passes(["sees"], scheduler._core)
+        for _ in range(8):
+            made.clear()  # all_reduces, from which the plan is made at the end of the fourth step
+            scheduler(torch.ones(4, 64)).sum().backward()
+            scheduler.synchronize()
+            floats = {op for op, dtype in made if dtype == torch.float32}
+            assert floats == {"reduce_scatter", "all_gather"}
+            optimizer.step()
+            optimizer.zero_grad()
+        pieces = scheduler._pieces
+        sizes = [[part.nbytes for part in piece.partitions] for piece in pieces]
+        assert all(size % (4 * dist.get_world_size()) == 0 for each in sizes for size in each)
+        if partition is not None:
+            assert max(max(each) for each in sizes) <= partition
+        scheduler.close()
+
+
 def one_rank_waits_for_updates(backend: str) -> None:
     """One rank alone saves the state of a model with buffers after each step, of which little is issued by then."""
     with life("mcr"):

@@ -98,7 +98,7 @@ class ByteScheduler(nn.Module):
         self._own_pieces = [piece for layer in self._own_layers for piece in layer]
         self._values = [each for piece in self._own_pieces for each in piece.parameters]
         self._transfers = Transfers(self._core, backend, form == "reduce_scatter")
-        limits = checks.limit("partition", partition), checks.limit("credit", credit)
+        limits = checks.limit("partition", partition, self._transfers.multiple), checks.limit("credit", credit)
         leader = Leader(own_groups.like(self._outer, self), self._transfers.named) if order == "leader" else None
         kind = "simulation" if leader else tuning
         self._choice = choosing.Choice(self._transfers, kind, limits, hooks.weakly(self._at_end))
@@ -484,7 +484,7 @@ class ByteScheduler(nn.Module):
         self._layers, self._pieces = joined(self._own_layers, members)
         self._piece_of = {each.value: piece for piece in self._pieces for each in piece.parameters}
         for piece in self._pieces:
-            piece.cut(plan.partition)
+            piece.cut(plan.partition, self._transfers.multiple)
         parts = in_order(self._pieces, plan.order, live=self._issuer.leader is not None)
         by_use = [self._pieces[index] for index in plan.gathers] or self._pieces
         gathers = self._transfers.halve(parts, [part for piece in by_use for part in piece.partitions])

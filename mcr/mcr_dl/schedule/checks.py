@@ -103,14 +103,15 @@ def _module(path: str, module: nn.Module) -> None:
         raise InvalidArgumentError(message)
 
 
-def limit(name: str, value: Limit) -> Limit:
-    """The value in whole elements of any type; raises InvalidArgumentError for a wrong one."""
+def limit(name: str, value: Limit, multiple: int = 1) -> Limit:
+    """The value in a multiple of whole elements of any type; raises InvalidArgumentError for a wrong one."""
     if value is None or value == "auto":
         return value
     if isinstance(value, bool) or not isinstance(value, int) or value < 1024:
         message = f"ByteScheduler: {name}: expected at least 1024 bytes, None or 'auto', got {value!r}"
         raise InvalidArgumentError(message)
-    return value // 16 * 16
+    unit = 16 * multiple
+    return max(value // unit, 1) * unit
 
 
 def one_of(name: str, value: object, choices: tuple[str, ...]) -> str:

@@ -79,6 +79,7 @@ class Piece:
     locked: bool = False
     due: list[Hyperparameters] | None = None
     partitions: list[Partition] = field(default_factory=list)
+    _multiple: int = 1  # of the elements of each partition
     _memory: torch.Tensor | None = None
     _views: list[torch.Tensor] = field(default_factory=list)  # of the memory, by parameter
     _in_place: bool = False
@@ -119,20 +120,26 @@ class Piece:
             if each.guard is not None and each.value.grad is each.guard:
                 each.value.grad = None
 
-    def cut(self, partition: int | None) -> None:
-        """Make the partitions, of so many bytes each."""
-        sizes = credit.cut(self.nbytes, partition)
-        each = self.parameters[0].value.element_size()
+    def cut(self, partition: int | None, multiple: int = 1) -> None:
+        """Make the partitions, of so many bytes each; the last one is padded to a ``multiple`` of elements."""
+        self._multiple, each = multiple, self.parameters[0].value.element_size()
+        sizes = credit.cut(self.nbytes + self._padding * each, partition)
         self.partitions = [
             Partition(f"{self.name}[{index}]", nbytes, nbytes // each) for index, nbytes in enumerate(sizes)
         ]
+
+    @property
+    def _padding(self) -> int:
+        """Elements behind the last gradient."""
+        return -sum(each.value.numel() for each in self.parameters) % self._multiple
 
     def fill(self, size: int) -> list[tuple[Partition, torch.Tensor]]:
         """The memory of each partition, with the gradients divided by the number of ranks (as DDP does)."""
         first = self.parameters[0]
         assert first.gradient is not None
         # A gradient that no rank has added to must stay as it is.
-        self._in_place = len(self.parameters) == 1 and first.gradient.is_contiguous() and not first.kept
+        alone = len(self.parameters) == 1 and not self._padding
+        self._in_place = alone and first.gradient.is_contiguous() and not first.kept
         if self._in_place:
             memory = first.gradient
         else:
@@ -166,8 +173,8 @@ class Piece:
         if self._memory is None:
             first = self.parameters[0].value
             counts = [each.value.numel() for each in self.parameters]
-            self._memory = torch.empty(sum(counts), dtype=first.dtype, device=first.device)
-            parts = zip(self._memory.split_with_sizes(counts), self.parameters, strict=True)
+            self._memory = torch.zeros(sum(counts) + self._padding, dtype=first.dtype, device=first.device)
+            parts = zip(self._memory[: sum(counts)].split_with_sizes(counts), self.parameters, strict=True)
             self._views = [part.view(each.value.shape) for part, each in parts]
         return self._memory
 

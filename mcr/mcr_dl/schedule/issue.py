@@ -75,6 +75,11 @@ class Transfers:
         return self.backend or self.fastest
 
     @property
+    def multiple(self) -> int:
+        """The elements of each partition are a multiple of this."""
+        return self.group.size() if self.halves else 1
+
+    @property
     def named(self) -> str:
         """The candidate that other operations name, so that none follows ``use()``.
 
@@ -83,12 +88,11 @@ class Transfers:
         return self.backend or "auto"
 
     def halve(self, partitions: Sequence[Partition], by_use: Sequence[Partition]) -> list[Partition]:
-        """Give partitions that can be halved their second halves, which are returned in the order ``by_use``."""
+        """Give partitions their second halves, if they have any, which are returned in the order ``by_use``."""
         if not self.halves:
             return []
         for each in partitions:
-            if each.elements % self.group.size() == 0:
-                each.gather = Partition(f"{each.name}, gathered", each.nbytes)
+            each.gather = Partition(f"{each.name}, gathered", each.nbytes)
         return [each.gather for each in by_use if each.gather is not None]
 
     def start(self, partition: Partition) -> _C.Work:
