@@ -258,6 +258,20 @@ def test_plans_survive_their_documents(tmp_path: Path) -> None:
     assert seqs == list(range(len(seqs)))
 
 
+def test_wrong_numbers_are_refused() -> None:
+    """In calls of the core, which would end the process."""
+    graph = _C.PlanGraph([1], [("a", [], [[(10, 0, [])]], True)])
+    for call in (lambda: graph.cost(_C.ExecutionPlan([0]), 1), lambda: graph.all(1), lambda: graph.all(0)):
+        with pytest.raises(InvalidArgumentError, match=r"expected at least two unrolled iterations, got \d"):
+            call()
+    work = _C.Job(None, work=5, demands=[(10**6, 1)])
+    with pytest.raises(InvalidArgumentError, match="expected one of 0 resources, got number 1000000"):
+        _C.simulate(_C.CostModel(), [work], [[0]])
+    for after in (10**7, 0):
+        with pytest.raises(InvalidArgumentError, match=f"expected some of the 0 earlier tasks, got number {after}"):
+            _C.Schedule().issue("all_reduce", 4, after=[after])
+
+
 def test_a_plan_against_the_programs_order_is_refused() -> None:
     planner = Planner(_blocking())
     plan = planner.program_order()

@@ -97,8 +97,7 @@ uint32_t CostModel::add(Resource resource) {
   return static_cast<uint32_t>(resources_.size() - 1);
 }
 
-void CostModel::add(Subject subject, Cost cost) {
-  const auto text = subject.text();
+void CostModel::check(const std::string& text, const Cost& cost) const {
   refuse.outside("alpha of " + text, cost.alpha, 0, kMostCost);
   refuse.outside("beta of " + text, cost.per_mib, 0, kMostCost);
   refuse.outside("latency of " + text, cost.latency, 0, kMostCost);
@@ -110,6 +109,11 @@ void CostModel::add(Subject subject, Cost cost) {
     const auto& resource = resources_[demand.resource];
     refuse.outside(text + ": share of '" + resource.name + "'", demand.share, 0, resource.capacity);
   }
+}
+
+void CostModel::add(Subject subject, Cost cost) {
+  const auto text = subject.text();
+  check(text, cost);
   if (!costs_.emplace(std::move(subject), std::move(cost)).second) refuse(text + ": expected one cost, got a second");
 }
 

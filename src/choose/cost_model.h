@@ -77,6 +77,10 @@ class CostModel {
   /// out of range.
   void add(Subject subject, Cost cost);
 
+  /// Throws InvalidArgument, which begins with `text`, for demands above a resource's capacity and for a cost out of
+  /// range.
+  void check(const std::string& text, const Cost& cost) const;
+
   /// The cost of a task with that candidate or codec. If the table lacks it: the cost of the form with equal counts,
   /// then the cost for any element type. A receive costs what a send does. Throws InvalidArgument that names what is
   /// missing.

@@ -269,6 +269,7 @@ int64_t ListScheduler::busiest(const ExecutionPlan& plan) const {
 }
 
 int64_t ListScheduler::cost(const ExecutionPlan& plan, uint32_t unrolled) {
+  if (unrolled < 2) refuse("expected at least two unrolled iterations, got " + std::to_string(unrolled));
   const int64_t one = run(plan, 1);
   const int64_t steps = unrolled - 1;
   return std::max((run(plan, unrolled) - one + steps - 1) / steps, busiest(plan));

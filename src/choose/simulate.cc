@@ -46,6 +46,7 @@ class Simulator {
  public:
   Simulator(std::span<const Job> jobs, const CostModel& model, const World& world)
       : jobs_(jobs), model_(model), world_(world) {
+    if (world_.together) check_groups();
     for (uint32_t job = 0; job < jobs_.size(); ++job) check(job);
     for (uint32_t job = 0; job < jobs_.size(); ++job) add(job);
   }
@@ -112,6 +113,17 @@ class Simulator {
 
   // ---- the jobs as nodes
 
+  void check_groups() const {
+    for (std::size_t index = 0; index < world_.groups.size(); ++index) {
+      auto members = world_.groups[index];
+      std::ranges::sort(members);
+      const auto twice = std::ranges::adjacent_find(members);
+      if (twice == members.end()) continue;
+      refuse("group " + std::to_string(index) + ": expected each rank once, got rank " + std::to_string(*twice) +
+             " twice");
+    }
+  }
+
   void check(uint32_t index) const {
     const auto& job = jobs_[index];
     const std::string name = "job " + std::to_string(index);
@@ -122,7 +134,7 @@ class Simulator {
     for (const auto before : job.after) {
       if (before >= index) refuse(name + ": expected to begin after an earlier job, got " + std::to_string(before));
     }
-    if (job.schedule == nullptr) return;
+    if (job.schedule == nullptr) return model_.check("work of " + name, job.work);
     for (const auto& task : job.schedule->tasks()) {
       if (task.kind != Task::Kind::Issue) continue;
       if (task.part >= job.parts.size() || job.parts[task.part].group >= world_.groups.size()) {

@@ -309,6 +309,12 @@ TEST(jobs_that_make_no_sense_are_refused) {
   strange.after = {0};
   CHECK(check::has(problem({strange}, model, alone()), "earlier job, got 0"));
   CHECK(check::has(problem({job(schedule, -1)}, model, alone()), "got -1"));
+  Job own;
+  own.work = cost(5, 0, {{1 << 20, 1}});
+  CHECK(check::has(problem({own}, model, alone()), "work of job 0: expected one of 0 resources, got number 1048576"));
+  World twice = together(2);
+  twice.groups[0] = {0, 1, 0};
+  CHECK(check::has(problem({job(schedule)}, model, twice), "group 0: expected each rank once, got rank 0 twice"));
   CHECK(check::has(problem({job(schedule, 5)}, model, together(2)), "member", "rank 5"));
   CHECK(check::has(problem({job(sends, 0), job(receives, 1)}, model, together(2)), "expected 4 bytes", "got 5"));
   model.add(issue(Op::all_reduce, "x"), cost(1));

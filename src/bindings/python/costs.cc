@@ -138,6 +138,17 @@ std::vector<TaskRow> rows_of(const Schedule& schedule, int ranks) {
   return rows;
 }
 
+// The predecessors of the schedule's next task.
+const Ids& checked(const Schedule& schedule, const Ids& after) {
+  for (const auto id : after) {
+    if (id < schedule.tasks().size()) continue;
+    throw Error(ErrorCode::InvalidArgument, "Schedule: after: expected some of the " +
+                                                std::to_string(schedule.tasks().size()) + " earlier tasks, got number " +
+                                                std::to_string(id));
+  }
+  return after;
+}
+
 void add_schedules(py::module_& module) {
   const auto nothing = [](Schedule&) {};
   py::class_<Schedule, std::shared_ptr<Schedule>>(module, "Schedule")
@@ -154,31 +165,32 @@ void add_schedules(py::module_& module) {
       .def(
           "issue",
           [](Schedule& self, const std::string& op, int64_t nbytes, const Ids& after, uint8_t part, int peer,
-             const std::string& dtype) { return self.issue(sized(op, nbytes, dtype, peer), after, part); },
+             const std::string& dtype) { return self.issue(sized(op, nbytes, dtype, peer), checked(self, after), part); },
           py::arg("op"), py::arg("nbytes"), py::arg("after") = Ids(), py::arg("part") = 0, py::arg("peer") = 0,
           py::arg("dtype") = "float32")
       .def(
           "copy",
           [](Schedule& self, int64_t count, const std::string& dtype, const Ids& after) {
-            return self.copy({nullptr, count}, {nullptr, count}, named<DType>(kDTypes, dtype), after);
+            return self.copy({nullptr, count}, {nullptr, count}, named<DType>(kDTypes, dtype), checked(self, after));
           },
           py::arg("count"), py::arg("dtype"), py::arg("after") = Ids())
       .def(
           "combine",
           [](Schedule& self, int64_t count, const std::string& dtype, const Ids& after) {
-            return self.combine({nullptr, count}, {nullptr, count}, named<DType>(kDTypes, dtype), RedOp::SUM, after);
+            return self.combine({nullptr, count}, {nullptr, count}, named<DType>(kDTypes, dtype), RedOp::SUM,
+                                checked(self, after));
           },
           py::arg("count"), py::arg("dtype"), py::arg("after") = Ids())
       .def(
           "encode",
           [nothing](Schedule& self, int64_t count, const std::string& dtype, int64_t encoded, const Ids& after) {
-            return self.encode(coded(count, dtype, encoded, false), nothing, after);
+            return self.encode(coded(count, dtype, encoded, false), nothing, checked(self, after));
           },
           py::arg("count"), py::arg("dtype"), py::arg("encoded"), py::arg("after") = Ids())
       .def(
           "decode",
           [nothing](Schedule& self, int64_t count, const std::string& dtype, int64_t encoded, const Ids& after) {
-            return self.decode(coded(count, dtype, encoded, true), nothing, after);
+            return self.decode(coded(count, dtype, encoded, true), nothing, checked(self, after));
           },
           py::arg("count"), py::arg("dtype"), py::arg("encoded"), py::arg("after") = Ids());
 }
