@@ -261,6 +261,11 @@ TEST(forced_unsized_asynchronous_and_point_to_point_calls_never_do) {
   reduced.out = ranks::buffer(out);
   for (int i = 0; i < 100; ++i) ranks::start(trio.group(), reduced);
   CHECK(trio.calls()["a"] == 100);
+  auto any = reduced;
+  any.any_form = true;
+  trio.clear();
+  for (int i = 0; i < 100; ++i) ranks::start(trio.group(), any), ranks::run(trio.group(), any);
+  CHECK(trio.calls()["a"] == 200);
   auto message = call(Op::send, 4);
   message.out = ranks::buffer(out);
   message.root = 1;

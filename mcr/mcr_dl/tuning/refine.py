@@ -77,7 +77,8 @@ def refine(share: float = 0.02, group: handles.Group = None) -> None:
 
     Every rank of the group calls this, with the same share, at the same point in the group's calls. Nothing changes
     before ``refine_step``. While refinement is on, all ranks must make the same calls on the group, and agree on which
-    calls name a backend and which are asynchronous. Results come from the candidate tried: sums of floating-point
+    calls name a backend and which are asynchronous. Calls of torch.distributed on a group with ``uniform=False`` try
+    nothing, as their form may differ between the ranks. Results come from the candidate tried: sums of floating-point
     numbers may differ in their last bits.
 
     Args:
