@@ -8,6 +8,7 @@ import operator
 import re
 import weakref
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -47,6 +48,7 @@ class Codec(Protocol):
 
 
 _MOST_BYTES = 1 << 48  # of an encoded part
+_ANSWERS = 1 << 16  # of capacity() that are kept
 
 
 class _Adapter:
@@ -57,18 +59,15 @@ class _Adapter:
         self.fixed = bool(codec.fixed)
         self.dtypes = list(codec.dtypes)
         self._codec = codec
-        self._capacities: dict[tuple[int, str], int] = {}  # memory is made by one answer, and filled by a later one
+        # Memory is made by one answer, and filled by a later one: the newest answers stay.
+        self.capacity = lru_cache(_ANSWERS)(self._capacity)
 
-    def capacity(self, count: int, dtype: str) -> int:
-        if (count, dtype) not in self._capacities:
-            found = self._codec.capacity(count, dtype)
-            if not isinstance(found, int | np.integer) or not 0 <= found <= _MOST_BYTES:
-                message = (
-                    f"codec {self.name}: capacity(): expected a whole number from 0 to {_MOST_BYTES}, got {found!r}"
-                )
-                raise InvalidArgumentError(message)
-            self._capacities[count, dtype] = int(found)
-        return self._capacities[count, dtype]
+    def _capacity(self, count: int, dtype: str) -> int:
+        found = self._codec.capacity(count, dtype)
+        if not isinstance(found, int | np.integer) or not 0 <= found <= _MOST_BYTES:
+            message = f"codec {self.name}: capacity(): expected a whole number from 0 to {_MOST_BYTES}, got {found!r}"
+            raise InvalidArgumentError(message)
+        return int(found)
 
     def encode(self, values: memoryview, dtype: str, out: memoryview) -> int:
         arrays: list[Bytes | Values] = [np.frombuffer(values, dtype), np.frombuffer(out, np.uint8)]

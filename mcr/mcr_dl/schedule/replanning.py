@@ -39,6 +39,7 @@ _PATIENCE = 5.0  # seconds for the other ranks to come to the same point
 _FAILURES = 3  # in a row, after which there are no more plans
 _DECISION = 60.0  # seconds for rank 0's decision, which it made some iterations ago
 _RETRIES = (1, 16, 256, 4096)  # checks after a turn whose end a rank has missed, at which rank 0 lets the turns go on
+_MOST_KNOWN = 64  # kinds of iterations whose plans are remembered
 _KEPT_POSTS = 1000  # decisions that stay at the store: ranks may be apart
 _WORTHWHILE = 20  # how much longer iterations must stay than their begin took, or they need more repetitions
 _MOST_REPEATED = 4096  # so many at most
@@ -289,7 +290,10 @@ class Replanner:
 
     def _follow(self, key: str, known: Known) -> None:
         """Follow the plan that stays, or try those that are known, of the iterations with this key."""
+        self._known.pop(key, None)
         self._key, self._known[key] = key, known
+        while len(self._known) > _MOST_KNOWN:  # the oldest, which are equal on all ranks
+            del self._known[next(iter(self._known))]
         self._followed = time.perf_counter_ns()
         trying = bool(known.plans) and not known.chosen
         self.plan = None if trying or not known.plans else known.plans[0]

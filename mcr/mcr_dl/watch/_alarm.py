@@ -30,6 +30,7 @@ _LONG = timedelta(days=1)
 # A report is read within seconds of its alarm, while other groups may raise more alarms. In a large job these follow
 # each other slowly, and the reports on one of them take many megabytes of the store.
 _KEPT, _LEAST_KEPT, _MOST_KEPT = 4096, 8, 64  # reports of all ranks that stay; alarms whose reports do
+_COUNTED = 1000  # counters of alarms that stay: a rank that is so many alarms late may be another first one
 _PAUSE = 0.02  # between two checks for answers
 _RATE = 20_000  # checks a second of all ranks together: the store answers more, but has other requests too
 _MORE = 2e-4  # seconds that the steps of an alarm take longer for each rank of the job
@@ -220,6 +221,9 @@ class Exchange:
     def _forget(self, number: int) -> None:
         """Delete what no rank reads any more: a program may catch a timeout every second for weeks."""
         self._listening.delete_key(f"ring/{number}/{self.rank}")
+        self._news.discard(number - _COUNTED)
+        if self.rank == 0 and number >= _COUNTED:
+            self._listening.delete_key(f"alarm/{number - _COUNTED}")
         while len(self._reported) > self._kept:
             self._listening.delete_key(f"report/{self._reported.popleft()}/{self.rank}")
         while self._asked and self._reported and self._asked[0][0] < self._reported[0]:
