@@ -269,6 +269,30 @@ def test_search_without_gain_changes_nothing() -> None:
     assert found is start
 
 
+@pytest.mark.parametrize("proposed", [0, 2])
+def test_search_that_fails(proposed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On rank 0, after some proposals: all ranks get None, and end the search with the plans so far."""
+    costs, shared, settings = _costs(LARGE_LAST), [], search._settings
+
+    def fails_later(point: dict[str, float]) -> list[int]:
+        if len(shared) == proposed:
+            raise RuntimeError("no proposal")
+        return settings(point)
+
+    def share(value: Any) -> Any:
+        shared.append(value)
+        return value
+
+    monkeypatch.setattr(search, "_settings", fails_later)
+    start = costs.plan(0, 65536, 65536)
+    probes = search.bayesian(costs.plan, share, leads=True)
+    trials: list[tuning.Trial] = []
+    found, _ = _turns(tuning.searched(_shortlist([start]), probes, trials, lambda times: times), lambda _: 1000)
+    assert found is start
+    assert len(trials) == 1 + proposed
+    assert [value is None for value in shared] == [False] * proposed + [True]
+
+
 @pytest.fixture
 def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of kept settings."""

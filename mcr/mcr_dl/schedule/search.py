@@ -8,6 +8,7 @@ the paper's tuner.
 from __future__ import annotations
 
 import importlib.util
+import logging
 import math
 import warnings
 from collections.abc import Callable
@@ -17,6 +18,8 @@ import torch
 
 from mcr_dl.schedule.planning import Plan
 from mcr_dl.schedule.tuning import Probes
+
+_log = logging.getLogger("mcr_dl")
 
 NEEDED = ("optuna", "scipy")
 RANDOM, GUIDED = 5, 10  # probes
@@ -39,20 +42,41 @@ def missing() -> list[str]:
 def bayesian(make: Make, share: Share, leads: bool, random: int = RANDOM, guided: int = GUIDED) -> Probes:
     """Plans of quasi-random settings, then of those that promise the most.
 
-    Rank 0, which ``leads``, searches; the others get its settings, so all make the same plans.
+    Rank 0, which ``leads``, searches; the others get its settings, so all make the same plans, and end the search
+    together if rank 0 has an error.
     """
-    study = _study(random) if leads else None
+    proposals = _Proposals(random) if leads else None
+    took: int | None = None
     for _ in range(random + guided):
-        trial = None
-        if study is not None:
+        settings = share(proposals.next(took) if proposals else None)
+        if settings is None:
+            break
+        took = yield make(*settings)
+    yield None
+
+
+class _Proposals:
+    """The settings that rank 0 proposes."""
+
+    def __init__(self, random: int) -> None:
+        self._random = random
+        self._study: Any = None
+        self._trial: Any = None
+
+    def next(self, took: int | None) -> list[int] | None:
+        """The next ones, after the ns of a step with those before; None after an error, as the other ranks wait."""
+        try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of packages below
-                trial = study.ask(_distributions())
-        settings = share(_settings(trial.params) if trial else None)
-        took = yield make(*settings)
-        if study is not None:
-            study.tell(trial, math.log(took or 1))
-    yield None
+                if self._study is None:
+                    self._study = _study(self._random)
+                else:
+                    self._study.tell(self._trial, math.log(took or 1))
+                self._trial = self._study.ask(_distributions())
+                return _settings(self._trial.params)
+        except Exception:
+            _log.warning("ByteScheduler: the search for settings has failed, and ends", exc_info=True)
+            return None
 
 
 def _settings(point: dict[str, float]) -> list[int]:

@@ -78,6 +78,8 @@ def searched(first: Turns, probes: Probes, trials: list[Trial], agree: Agree) ->
         took = yield from measured(plan)
         tried.append((took, plan))
         plan = probes.send(took)
+    if not tried:
+        return best
     took, plan = min(tried, key=lambda each: each[0])
     return plan if took < time_of_best * (1 - planning.GAIN) else best
 
