@@ -415,10 +415,9 @@ class C10dCommunicator : public OpMethods<C10dCommunicator> {
                 "tag: expected less than " + std::to_string(kInternalTag) + ", got " + std::to_string(call.tag));
   }
 
-  // Starts the operation. gloo's collectives are waited for by the caller, so that the loss of a rank, an abort or
-  // Ctrl-C ends the wait; a blocking lane ends all other operations here. Waits here have no limit except the library's
-  // own, since a library may still be writing to the tensor when wait() times out. Only gloo's messages have none of
-  // their own.
+  // Starts the operation. The core waits for gloo's operations, so that the loss of a rank, an abort or Ctrl-C ends the
+  // wait; a blocking lane ends other libraries' operations here. Waits here have no limit except the library's own,
+  // since a library may still be writing to the tensor when wait() times out. gloo's messages have none of their own.
   template <class Start>
   void run(const Call& call, Lane& lane, const Tensors& kept, Start start, const Then& then = nullptr) {
     TorchWork work = guarded(start);
@@ -426,8 +425,8 @@ class C10dCommunicator : public OpMethods<C10dCommunicator> {
     if (gloo_ && tells(*work)) return lane.track(std::make_unique<Polled>(std::move(work), kept, then));
     const bool message = gloo_ && row(call.op).is(kPeer);
     const bool any = call.op == Op::recv && call.root == kAnyRank;
-    if (lane.blocking() || fake_) {
-      finish(*work, message ? call.timeout : kNoTimeout);
+    if ((lane.blocking() && !message) || fake_) {
+      finish(*work);
       if (then) then();
       if (any) lane.set_source(guarded([&] { return work->sourceRank(); }));
       return;

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rank 0 waits in a blocking receive that something ends: blocking_messages.py NAME BACKEND. Tests check the output."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from datetime import timedelta
+
+import torch
+
+import mcr_dl as dist
+
+LONG = timedelta(seconds=60)
+
+
+def say(*words: object) -> None:
+    """Print at once."""
+    print(*words, flush=True)
+
+
+def receive(tensor: torch.Tensor, error: type[BaseException], **options: object) -> None:
+    """Receive from rank 1, which does not send before the receive has raised the error."""
+    try:
+        dist.recv(tensor, 1, **options)  # type: ignore[call-overload]
+    except error as raised:
+        say("RAISED", type(raised).__name__, raised)
+    else:
+        raise AssertionError("a message has come")
+
+
+def go_on(tensor: torch.Tensor) -> None:
+    """The group still works, and the receive is still under way."""
+    rank = dist.get_rank()
+    x = torch.ones(3)
+    dist.all_reduce(x)
+    assert x.eq(2).all(), x
+    if rank == 1:
+        dist.send(torch.full((3,), 7.0), 0)
+    while rank == 0 and not tensor.eq(7).all():
+        time.sleep(0.01)  # the test has a time limit
+    dist.barrier()
+    say("DONE")
+
+
+def interrupted(backend: str) -> None:
+    """Ctrl-C, which the test sends."""
+    dist.init_process_group(backend, timeout=LONG)
+    tensor = torch.zeros(3)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        threading.Timer(0.3, say, ["WAITING"]).start()
+        receive(tensor, KeyboardInterrupt)
+    go_on(tensor)
+
+
+def late(backend: str) -> None:
+    """A timeout of the call."""
+    dist.init_process_group(backend, timeout=LONG)
+    tensor = torch.zeros(3)
+    if dist.get_rank() == 0:
+        receive(tensor, dist.CollectiveTimeoutError, timeout=1)
+    go_on(tensor)
+
+
+def aborted(backend: str) -> None:
+    """abort() of the group, on another thread."""
+    dist.init_process_group(backend, timeout=LONG)
+    group = dist.new_group(timeout=LONG)
+    if dist.get_rank() == 0:
+        threading.Timer(0.3, group.abort).start()
+        receive(torch.zeros(3), dist.BackendError, group=group)
+    dist.barrier()  # the other groups go on
+    say("DONE")
+
+
+def lost(backend: str) -> None:
+    """The end of a rank that is neither the sender nor the receiver."""
+    dist.init_process_group(backend, timeout=LONG)
+    dist.barrier()
+    rank = dist.get_rank()
+    if rank == 2:
+        time.sleep(0.3)  # by then the others are inside their calls
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 0:
+        receive(torch.zeros(3), dist.PeerLostError)
+    else:
+        try:
+            dist.recv(torch.zeros(3), 0)
+        except dist.PeerLostError as raised:
+            say("RAISED", type(raised).__name__, raised)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A blocking receive that cannot complete raises, and leaves the process and the group usable."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+import jobs
+from mcr_dl.testing.nursery import Nursery
+
+backends = pytest.mark.parametrize("backend", ["mpi", "gloo", "shm"])
+
+
+@backends
+def test_interrupt(nursery: Nursery, backend: str) -> None:
+    """Ctrl-C raises KeyboardInterrupt; the receive stays under way."""
+    ranks = jobs.start(nursery, "blocking_messages", ["interrupted", backend], 2)
+    jobs.await_text(ranks[:1], "WAITING")
+    os.kill(ranks[0].pid, signal.SIGINT)
+    jobs.end(nursery, ranks)
+    jobs.expect(ranks, 0, "DONE")
+    assert "RAISED KeyboardInterrupt" in ranks[0].text
+
+
+@backends
+def test_timeout(nursery: Nursery, backend: str) -> None:
+    """The receive stays under way, and the group still works."""
+    ranks = jobs.start(nursery, "blocking_messages", ["late", backend], 2)
+    jobs.end(nursery, ranks)
+    jobs.expect(ranks, 0, "DONE")
+    told = f"RAISED CollectiveTimeoutError {backend}.recv (group 'default', rank 0 of 2): message 1 of 12 bytes timed out"
+    assert told in ranks[0].text, ranks[0].text
+
+
+@backends
+def test_abort(nursery: Nursery, backend: str) -> None:
+    """abort() of the group on another thread ends the wait."""
+    ranks = jobs.start(nursery, "blocking_messages", ["aborted", backend], 2)
+    jobs.end(nursery, ranks)
+    jobs.expect(ranks, 0, "DONE")
+    assert "the group has been aborted" in ranks[0].text, ranks[0].text
+
+
+@backends
+def test_loss_of_a_third_rank(nursery: Nursery, backend: str) -> None:
+    """The group has lost a rank: both ranks raise, though neither waits for that rank."""
+    ranks = jobs.start(nursery, "blocking_messages", ["lost", backend], 3)
+    jobs.end(nursery, ranks[:2])
+    jobs.expect(ranks[:2], 0, f"RAISED PeerLostError {backend}.recv (group 'default'", "rank 2: process")
