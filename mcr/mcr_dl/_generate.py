@@ -98,6 +98,7 @@ _FUNCTIONS = (
     "def backend_status() -> dict[str, str]:",
     "def drain(names: list[str], limit: timedelta) -> bool:",
     "def drain_groups(labels: list[str], limit: timedelta) -> bool:",
+    "def end_works(labels: list[str]) -> None:",
     "def drain_futures(limit: timedelta) -> bool:",
     "def shutdown() -> None:",
     "def operations() -> list[str]:",

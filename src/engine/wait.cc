@@ -172,6 +172,22 @@ bool drain(const std::vector<std::string>& groups, std::chrono::milliseconds lim
   return true;
 }
 
+void end_works(const std::vector<std::string>& groups) noexcept {
+  const auto desync = Stop::requested() ? Stop::text() : std::string();
+  for (const auto& work : Registry::instance().watched(std::numeric_limits<std::size_t>::max())) {
+    const auto& label = *work->context().group;
+    if (work->completed() || work->is_part() || std::ranges::find(groups, label) == groups.end()) continue;
+    const auto* lost = Position::lost(label);
+    if (lost != nullptr) {
+      work->expire(ErrorCode::PeerLost, work->what() + ": " + *lost);
+    } else if (!desync.empty()) {
+      work->expire(ErrorCode::Desync, desync);
+    } else {
+      work->expire(ErrorCode::NotInitialized, work->what() + ": " + destroyed_group().what());
+    }
+  }
+}
+
 // Blocking calls of other groups wait for operations that passes hold, unless these have been abandoned.
 void abort(Group& group) noexcept {
   group.give_up();

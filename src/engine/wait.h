@@ -36,6 +36,10 @@ void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt, Call
 /// Parts of other operations do not count. True at once if communication has ended in this process.
 bool drain(const std::vector<std::string>& groups, std::chrono::milliseconds limit, Interrupt interrupt);
 
+/// Fails the running operations of the groups with these labels, whose groups end: a wait for them raises at once. Their
+/// requests are still polled, as the libraries use their memory.
+void end_works(const std::vector<std::string>& groups) noexcept;
+
 /// Ends the communication of a group at once: waits that poll, calls that the libraries can abort, and operations that
 /// no thread waits for. From any thread; a library's thread may need the caller's locks.
 void abort(Group& group) noexcept;

@@ -31,6 +31,9 @@ constexpr microseconds kLongestNap{250};
 constexpr microseconds kFirstShortNap{5};
 constexpr microseconds kLongestShortNap{40};
 
+// How often drain() checks for interrupts.
+constexpr std::chrono::milliseconds kSlice{100};
+
 constexpr unsigned long kTimerSlackNanoseconds = 1000;
 
 // The thread keeps napping this many times after the last operation, because waking it from sleep costs as much as a
@@ -87,22 +90,37 @@ std::vector<std::shared_ptr<Work>> Progress::watched(std::size_t most) {
   return {works_.begin(), works_.begin() + static_cast<std::ptrdiff_t>(std::min(most, works_.size()))};
 }
 
-bool Progress::drain(std::chrono::nanoseconds limit) {
-  const auto deadline = std::chrono::steady_clock::now() + limit;
-  for (;;) {
-    std::shared_ptr<Work> oldest;
-    {
-      std::lock_guard lock(mutex_);
-      if (works_.empty()) return true;
-      oldest = works_.front();
-    }
-    const auto left = deadline - std::chrono::steady_clock::now();
-    if (!oldest->wait_for(std::max<std::chrono::nanoseconds>(left, std::chrono::nanoseconds::zero()))) return false;
+bool Progress::drain(std::chrono::nanoseconds limit, Interrupt interrupt) {
+  constexpr std::chrono::nanoseconds kNone(0);
+  auto checked = std::chrono::steady_clock::now();
+  const auto deadline = checked + limit;
+  while (const auto work = running()) {
+    const auto now = std::chrono::steady_clock::now();
+    const bool over = work->wait_for(std::clamp<std::chrono::nanoseconds>(deadline - now, kNone, kSlice));
     sweep();
-    if (oldest->finished()) continue;  // else it has an error, and a request that is still running
-    if (left <= std::chrono::nanoseconds::zero()) return false;
-    std::this_thread::yield();
+    if (work->ended()) continue;
+    if (now >= deadline) return false;
+    if (interrupt != nullptr && now - checked >= kSlice) {
+      interrupt();
+      checked = now;
+    }
+    if (over) std::this_thread::yield();  // another thread is in its last steps
   }
+  return true;
+}
+
+// A Work that has not ended for the program, or null. Releases those that are complete.
+std::shared_ptr<Work> Progress::running() {
+  std::vector<std::shared_ptr<Work>> done;  // released outside the mutex
+  const std::lock_guard lock(mutex_);
+  for (auto left = works_.size(); left > 0; --left) {
+    auto& work = works_.front();
+    if (!work->ended() && !work->is_part()) return work;
+    auto& place = work->finished() ? done.emplace_back() : works_.emplace_back();
+    place = std::move(works_.front());
+    works_.pop_front();
+  }
+  return nullptr;
 }
 
 void Progress::run(const std::stop_token& stop) {

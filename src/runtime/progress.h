@@ -43,14 +43,16 @@ class Progress {
 
   /// At most `most` of the watched Works, oldest first.
   std::vector<std::shared_ptr<Work>> watched(std::size_t most);
-  /// Polls until all watched Works are complete or the time has passed; true if none is left.
-  bool drain(std::chrono::nanoseconds limit);
+  /// Polls until all watched Works have ended or the time has passed; true if none is left. Parts of other calls do not
+  /// count. `interrupt` is called now and then, and may throw.
+  bool drain(std::chrono::nanoseconds limit, Interrupt interrupt = nullptr);
   /// Ends the thread. Running operations are left to the threads that wait for them.
   void stop();
 
  private:
   void run(const std::stop_token& stop);
   std::chrono::microseconds nap_after(bool ended, std::chrono::microseconds before) const;
+  std::shared_ptr<Work> running();
   bool sleep_while_idle(const std::stop_token& stop);
   bool sweep();
 

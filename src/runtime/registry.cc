@@ -77,14 +77,14 @@ std::map<std::string, std::string> Registry::status() const {
   return result;
 }
 
-bool Registry::drain(const std::vector<std::string>& names, std::chrono::nanoseconds limit) {
+bool Registry::drain(const std::vector<std::string>& names, std::chrono::nanoseconds limit, Interrupt interrupt) {
   const auto deadline = std::chrono::steady_clock::now() + limit;
   bool drained = true;
   for (const auto& name : names) {
     auto* entry = find(name);
     if (entry == nullptr) continue;
     const auto left = deadline - std::chrono::steady_clock::now();
-    drained = entry->progress.drain(std::max(left, std::chrono::nanoseconds::zero())) && drained;
+    drained = entry->progress.drain(std::max(left, std::chrono::nanoseconds::zero()), interrupt) && drained;
   }
   return drained;
 }

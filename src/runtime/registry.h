@@ -42,8 +42,9 @@ class Registry {
   void missing(const std::string& name, const std::string& reason);
   /// name -> "ok: MPICH 5.0.2" or "unavailable: no CUDA device".
   std::map<std::string, std::string> status() const;
-  /// Waits until the started operations of these backends are complete; false if the time runs out first.
-  bool drain(const std::vector<std::string>& names, std::chrono::nanoseconds limit);
+  /// Waits until the started operations of these backends have ended; false if the time runs out first. `interrupt` is
+  /// called now and then, and may throw.
+  bool drain(const std::vector<std::string>& names, std::chrono::nanoseconds limit, Interrupt interrupt = nullptr);
   /// Running operations that the progress threads of all backends watch, at most `most` per backend.
   std::vector<std::shared_ptr<Work>> watched(std::size_t most);
   /// Ends every library that this process started. No call may be issued afterwards.

@@ -131,6 +131,8 @@ class Work {
   bool finished() const noexcept { return finished_.load(std::memory_order_acquire); }
   bool completed() const noexcept { return fence_.ready(); }
   bool failed() const noexcept { return completed() && failure_.has_value(); }
+  /// Over for the program: complete with its last steps, or with an error, after which requests may still run.
+  bool ended() const noexcept { return finished() || failed(); }
   Progress* progress() const { return context_.progress; }
   std::chrono::milliseconds limit() const { return context_.limit; }
   std::string what() const;

@@ -208,12 +208,49 @@ TEST(draining) {
   CHECK(progress.drain(10s));
 }
 
-TEST(draining_waits_no_longer_for_a_request_that_runs_on_after_an_error) {
+TEST(draining_does_not_wait_for_a_request_that_runs_on_after_an_error) {
+  std::atomic<bool> open{false}, other{false};
+  auto memory = std::make_shared<int>(0);
+  const std::weak_ptr<int> kept = memory;
+  Progress progress;
+  Plan plan;
+  plan.kept = std::move(memory);
+  auto late = work_of(std::make_unique<Gate>(open), std::move(plan));
+  progress.watch(late);
+  progress.watch(work_of(std::make_unique<Gate>(other)));
+  CHECK(late->expire(ErrorCode::Timeout, "too late") && !progress.drain(5ms));  // because of the other one
+  other = true;
+  CHECK(progress.drain(10s) && progress.watched(9).size() == 1);
+  late.reset();
+  CHECK(!kept.expired());  // the library may still write to it
+  open = true;
+  for (int i = 0; i < 10000 && !kept.expired(); ++i) std::this_thread::sleep_for(1ms);
+  CHECK(kept.expired());
+}
+
+TEST(draining_counts_no_parts_of_other_calls) {
   std::atomic<bool> open{false};
   Progress progress;
-  const auto work = work_of(std::make_unique<Gate>(open));
-  progress.watch(work);
-  CHECK(work->expire(ErrorCode::Timeout, "too late") && !progress.drain(5ms));
+  const auto part = work_of(std::make_unique<Gate>(open));
+  part->set_part();
+  progress.watch(part);
+  CHECK(progress.drain(5ms) && !part->completed());
+  open = true;
+  CHECK(part->wait_for(10s));
+}
+
+TEST(draining_can_be_interrupted) {
+  struct Interrupted {};
+  std::atomic<bool> open{false};
+  Progress progress;
+  progress.watch(work_of(std::make_unique<Gate>(open)));
+  bool interrupted = false;
+  try {
+    progress.drain(60s, [] { throw Interrupted(); });
+  } catch (const Interrupted&) {
+    interrupted = true;
+  }
+  CHECK(interrupted);
   open = true;
   CHECK(progress.drain(10s));
 }

@@ -104,7 +104,7 @@ def destroy_process_group(group: handles.Group = None) -> None:
     published = [_C.handle_of(each) for each in ending]
     default = everything and torch_groups.is_torch_default(where)
     if desync:
-        core_groups.forget()  # pending operations may never complete
+        core_groups.abandon()  # pending operations may never complete
     if default:
         torch_dist.destroy_process_group()  # ends the groups of mcr_dl behind torch's
     for handle in [] if default else published:
@@ -141,12 +141,17 @@ def finalize(backends: Iterable[str] | None = None) -> None:
 def synchronize(backends: str | Iterable[str] | None = None) -> None:
     """Wait until all operations that this process started on the named backends (None: all) are complete.
 
-    Raises CollectiveTimeoutError after the default group's timeout. Source: MCR-DL paper, Listing 1.
+    An operation that has ended with an error counts as complete. Raises CollectiveTimeoutError after the default group's
+    timeout, and NotInitializedError for a backend that no group has. Source: MCR-DL paper, Listing 1.
     """
     watch.refuse_fork()
     current = state.current()
-    names = [] if backends is None else registry.parse_backends(backends)
-    names = names or state.backends_in_use()
+    known = state.backends_in_use()
+    names = (registry.parse_backends(backends) if backends is not None else []) or known
+    for name in names:
+        if name not in known:
+            message = f"synchronize: expected some of {', '.join(known)}, got {name!r}"
+            raise NotInitializedError(message)
     if not _C.drain(list(names), current.timeout):
         message = (
             f"synchronize({', '.join(names)}): timed out: operations are still running after the timeout of "

@@ -282,17 +282,18 @@ def end() -> None:
     watch.refuse_fork()
     desync = watch.compare_last()
     if desync:
-        core_groups.forget()
+        core_groups.abandon()
         raise DesyncError(desync)
     # After a loss, operations of the broken groups have failed already, but never complete inside their library.
     broken = any(map(core_groups.is_broken, state.living()))
-    if not broken and not _C.drain(state.backends_in_use(), factory.patience()):
-        warn("destroy_process_group: some operations were still running and are abandoned")
-    _C.drain_futures(factory.DRAIN)
     try:
+        if not broken and not _C.drain(state.backends_in_use(), factory.patience()):
+            warn("destroy_process_group: some operations were still running and are abandoned")
+        core_groups.end_works(state.living())  # before the callbacks that they still have
+        _C.drain_futures(factory.DRAIN)
         trace.finish(together=True)
     finally:
-        core_groups.forget()
+        core_groups.abandon()
 
 
 # ---- the end of the process

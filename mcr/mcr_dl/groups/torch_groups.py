@@ -266,7 +266,7 @@ def on_abort(group: _C.Group) -> None:
     if state.has_ended(group):
         return
     if group is _C.world():
-        core_groups.forget()
+        core_groups.abandon()
         return
     held = state.current().topologies.pop(group.name(), None)
     for each in [] if held is None else held.owned:

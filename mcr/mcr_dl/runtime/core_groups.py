@@ -57,6 +57,17 @@ def _is_stuck(group: _C.Group) -> bool:
     return any(communicators.is_stuck(each) for name in group.backends for each in registry.together(name))
 
 
+def end_works(groups: Iterable[_C.Group]) -> None:
+    """Fail the operations of groups that end: a wait for one that is still running raises at once."""
+    _C.end_works([group._label for group in groups])
+
+
+def abandon() -> None:
+    """As ``forget``; operations that are still running fail."""
+    end_works(state.living())
+    forget()
+
+
 def forget() -> None:
     """Give up everything at once; pending operations may not complete.
 
@@ -74,8 +85,9 @@ def forget() -> None:
 
 
 def forget_group(group: _C.Group) -> None:
-    """As ``forget``, for one group and the groups that its passes and candidates use."""
+    """As ``abandon``, for one group and the groups that its passes and candidates use."""
     watch.compare()
+    end_works(with_shadows(group))
     _close(group.name())
 
 

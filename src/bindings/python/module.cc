@@ -304,11 +304,12 @@ void add_registry(py::module_& module) {
              [](const std::string& name, const std::string& reason) { Registry::instance().missing(name, reason); });
   module.def("backend_status", [] { return Registry::instance().status(); });
   module.def("drain", [](const std::vector<std::string>& names, milliseconds limit) {
-    return unlocked([&] { return Registry::instance().drain(names, limit); });
+    return unlocked([&] { return Registry::instance().drain(names, limit, check_signals); });
   });
   module.def("drain_groups", [](const std::vector<std::string>& labels, milliseconds limit) {
     return unlocked([&] { return mcr::drain(labels, limit, check_signals); });
   });
+  module.def("end_works", [](const std::vector<std::string>& labels) { unlocked([&] { end_works(labels); }); });
   module.def("shutdown", [] { unlocked([] { Registry::instance().shutdown(); }); });
 }
 

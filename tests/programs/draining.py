@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks with receives that never complete wait for their operations: draining.py NAME BACKEND."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import warnings
+from datetime import timedelta
+
+import torch
+
+import mcr_dl as dist
+from mcr_dl.groups import factory
+
+LONG = timedelta(seconds=60)
+
+
+def say(*words: object) -> None:
+    """Print at once."""
+    print(*words, flush=True)
+
+
+def after_an_error(backend: str) -> None:
+    """An operation that has ended with an error is over for synchronize() and destroy_process_group()."""
+    dist.init_process_group(backend, timeout=LONG)
+    work = dist.irecv(torch.empty(4), 1 - dist.get_rank(), timeout=1)
+    try:
+        work.wait()
+    except dist.CollectiveTimeoutError:
+        while not work.is_completed():  # the library still has the receive
+            time.sleep(0.01)
+        warnings.simplefilter("error")
+        dist.synchronize()
+        dist.destroy_process_group()
+        say("DONE")
+    os._exit(0)
+
+
+def interrupted(backend: str) -> None:
+    """Ctrl-C in synchronize(), which the test sends to rank 0."""
+    dist.init_process_group(backend, timeout=LONG)
+    work = dist.irecv(torch.empty(4), 1 - dist.get_rank())
+    if dist.get_rank() == 0:
+        threading.Timer(0.3, say, ["WAITING"]).start()
+        try:
+            dist.synchronize()
+        except KeyboardInterrupt:
+            say("RAISED", work.is_completed())
+    dist.all_reduce(torch.ones(1), async_op=True).wait()
+    say("DONE")
+    os._exit(0)
+
+
+def abandoned(backend: str) -> None:
+    """The operations of a group, and those of a life, that are still running at the end of it."""
+    factory.DRAIN = timedelta(seconds=0.5)
+    other, works = 1, []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            dist.init_process_group(backend, timeout=LONG)
+            other = 1 - dist.get_rank()
+            group = dist.new_group()
+            works.append(dist.irecv(torch.empty(4), other, group=group))
+            dist.destroy_process_group(group)
+            dist.synchronize()
+            works.append(dist.irecv(torch.empty(4), other))
+            dist.destroy_process_group()
+    assert sum("still running and are abandoned" in str(each.message) for each in caught) == len(works), caught
+    for work in works:
+        try:
+            work.wait()
+        except dist.NotInitializedError as error:
+            say("RAISED", error)
+    dist.init_process_group(backend, timeout=LONG)
+    group = dist.new_group()
+    dist.all_reduce(torch.ones(3), group=group)
+    warnings.simplefilter("error")
+    dist.destroy_process_group(group)
+    dist.synchronize()
+    dist.destroy_process_group()
+    say("DONE")
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

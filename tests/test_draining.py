@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""synchronize() and destroy_process_group() wait for operations that the program still waits for, and for no others."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+import jobs
+from mcr_dl.testing.nursery import Nursery
+
+backends = pytest.mark.parametrize("backend", ["mpi", "gloo", "shm"])
+
+
+@backends
+def test_operations_that_have_failed(nursery: Nursery, backend: str) -> None:
+    """They do not wait for an operation that has timed out, though the library still has it."""
+    ranks = jobs.start(nursery, "draining", ["after_an_error", backend], 2)
+    jobs.end(nursery, ranks)
+    jobs.expect(ranks, 0, "DONE")
+
+
+@backends
+def test_interrupt(nursery: Nursery, backend: str) -> None:
+    """Ctrl-C in synchronize() raises KeyboardInterrupt, and the operations go on."""
+    ranks = jobs.start(nursery, "draining", ["interrupted", backend], 2)
+    jobs.await_text(ranks[:1], "WAITING")
+    os.kill(ranks[0].pid, signal.SIGINT)
+    jobs.end(nursery, ranks)
+    jobs.expect(ranks, 0, "DONE")
+    assert "RAISED False" in ranks[0].text
+
+
+@backends
+def test_operations_that_are_abandoned(nursery: Nursery, backend: str) -> None:
+    """Their waits raise once their group has ended, and no later group waits for them, also not in another life."""
+    ranks = jobs.start(nursery, "draining", ["abandoned", backend], 2)
+    jobs.end(nursery, ranks)
+    jobs.expect(ranks, 0, "DONE")
+    for rank in ranks:
+        assert rank.text.count("the group has been destroyed") == 4, rank.text
