@@ -268,7 +268,7 @@ def _objects(group: Any, members: list[int], me: int) -> None:
     mcr_dl.broadcast_object_list(listed, root, group)
     assert listed == [root, (1, 2), "a"]
     got: list[Any] = [None]
-    mcr_dl.scatter_object_list(got, want if me == root else None, root, group)
+    mcr_dl.scatter_object_list(got, [*want, "ignored"] if me == root else None, root, group)
     assert got == [mine]
     if me == members[0]:
         mcr_dl.send_object_list([{"a": 1}, None], members[1], group)

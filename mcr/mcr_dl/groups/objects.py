@@ -147,7 +147,10 @@ def scatter_object_list(
     group: _Group = None,
     group_src: int | None = None,
 ) -> None:
-    """Put the i-th object of the root's list first into rank i's list (torch.distributed.scatter_object_list)."""
+    """Put the i-th object of the root's list first into rank i's list (torch.distributed.scatter_object_list).
+
+    Entries of the root's list beyond the group's size are ignored.
+    """
     if handles.left_out(group, "scatter_object_list"):
         return
     if not scatter_object_output_list:
@@ -160,7 +163,8 @@ def scatter_object_list(
     everything = None
     if is_root:
         _expect_list("scatter_object_input_list", scatter_object_input_list, members.size())
-        parts = [_pack(obj, group) for obj in scatter_object_input_list or ()]
+        given = (scatter_object_input_list or [])[: members.size()]  # the other ranks have one size per rank
+        parts = [_pack(obj, group) for obj in given]
         sizes = _numbers([part.numel() for part in parts], group)
         everything = torch.cat(parts)
     _C.broadcast(sizes, group=group, group_src=root)
