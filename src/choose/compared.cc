@@ -83,7 +83,7 @@ std::vector<Slot*> Selector::allowed(const Call& call) const {
 // If the call's class of types, its vectored or its asynchronous form has not been measured, uses the curves of the
 // nearest that has.
 Selector::Field Selector::field(const Call& call) const {
-  if (eligible_.empty()) throw Error(ErrorCode::Unavailable, "the group has no backend");
+  if (eligible_.empty()) throw no_backend();
   Field result;
   result.slots = allowed(call);
   const auto own = types_of(call);

@@ -80,6 +80,9 @@ struct Tuning {
   std::vector<Excluded> excluded;
 };
 
+/// The error of a call on a group whose backends have all ended.
+inline Error no_backend() { return {ErrorCode::Unavailable, "the group has no backend"}; }
+
 /// How a call is timed.
 struct Timing {
   explicit Timing(bool direct) : direct(direct) {}

@@ -77,6 +77,7 @@ bool admit(Passage& passage) {
     if (group.closed()) throw destroyed_group();
     flatten(call, plan);
     validate(call, plan, group.rank(), group.size());
+    if (empty(call) && slot == nullptr && group.slots().empty()) throw no_backend();
   } catch (const Error& error) {
     throw refusal(passage, error);
   }

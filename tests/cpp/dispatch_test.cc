@@ -93,6 +93,26 @@ TEST(no_elements_no_call) {
   CHECK(recorded.run(barrier) == -1 && recorded.log.calls.size() == 1);
 }
 
+TEST(a_group_whose_backends_have_ended) {
+  Recorded recorded;
+  auto& group = recorded.alone.group();
+  group.disconnect("recorder");
+  Floats some(2), none;
+  for (auto* data : {&some, &none}) {
+    for (const bool starts : {false, true}) {
+      const auto failed = ranks::failure([&] {
+        if (starts) {
+          ranks::start(group, all_reduce(*data));
+        } else {
+          ranks::run(group, all_reduce(*data));
+        }
+      });
+      CHECK(failed.code == ErrorCode::Unavailable && check::has(failed.text, "the group has no backend"));
+    }
+  }
+  CHECK(recorded.log.calls.empty());
+}
+
 TEST(empty_messages_and_vectored_calls_are_issued) {
   Recorded recorded;
   const std::vector<int64_t> counts{0, 0};
