@@ -30,6 +30,7 @@ class DimensionsCommunicator : public Communicator {
   void issue(const Call& call, Lane& lane) override;
   bool always_starts() const override { return true; }
   bool inline_messages() const override { return whole_->inline_messages(); }
+  int largest_tag() const override { return whole_->largest_tag(); }
   bool packed() const override { return whole_->packed(); }
   void begin_batch() override { whole_->begin_batch(); }
   void end_batch() override { whole_->end_batch(); }

@@ -47,6 +47,12 @@ void check_device(Device expected, Device got) {
                   ", got cuda:" + std::to_string(got.index));
 }
 
+void check_tag(int largest, int tag) {
+  if (tag <= largest) return;
+  throw Error(ErrorCode::InvalidArgument,
+              "tag: expected 0 to " + std::to_string(largest) + ", got " + std::to_string(tag));
+}
+
 // The candidate that the call names, or the only backend; null: not chosen yet.
 const std::string* candidate(const Passage& passage) {
   return passage.slot != nullptr ? &passage.slot->name : passage.group.only_backend();
@@ -274,6 +280,7 @@ class Issue {
     auto& communicator = *slot->communicator;
     brief_ = communicator.brief(call);
     if (!brief_) release(lock_);
+    if (row(call.op).is(kPeer)) check_tag(communicator.largest_tag(), call.tag);
     if (slot->streams && row(call.op).extent == Extent::None) call.device = group.device(*slot->streams);
     if (call.in.data != nullptr && !communicator.takes_in_place(call)) separate(call, plan);
     if (call.vectored && communicator.packed()) pack(call, plan);

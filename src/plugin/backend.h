@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -81,6 +82,8 @@ class Communicator {
     static_cast<void>(call);
     return false;
   }
+  /// The largest tag of a message. The core refuses larger ones: issue() does not get them.
+  virtual int largest_tag() const { return std::numeric_limits<int>::max(); }
   /// True for a library whose vectored forms take counts but no displacements: blocks must be contiguous.
   virtual bool packed() const { return false; }
   /// Whether calls do what they say. A backend for measurements may not: calls use it only where they name it, or where
@@ -177,7 +180,7 @@ class Backend {
   virtual void shutdown() {}
 };
 
-inline constexpr int kPluginVersion = 13;
+inline constexpr int kPluginVersion = 14;
 
 /// The type of the symbol `mcr_dl_plugin` in a backend's module.
 struct Plugin {

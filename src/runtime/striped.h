@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -43,6 +44,7 @@ class StripedCommunicator final : public Communicator {
   bool varies(const Call& call, int /*variant*/) const override { return row(call.op).is(kCuttable); }
   bool always_starts() const override { return true; }
   bool inline_messages() const override { return first().inline_messages(); }
+  int largest_tag() const override { return std::min(first().largest_tag(), second().largest_tag()); }
   bool packed() const override { return first().packed(); }
   void begin_batch() override { first().begin_batch(); }
   void end_batch() override { first().end_batch(); }

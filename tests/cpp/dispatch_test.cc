@@ -113,6 +113,27 @@ TEST(a_group_whose_backends_have_ended) {
   CHECK(recorded.log.calls.empty());
 }
 
+TEST(a_tag_beyond_the_librarys_limit_is_refused_and_not_counted) {
+  struct Tagged : NullCommunicator {
+    int largest_tag() const override { return 9; }
+  };
+  Position::set_detail(true);
+  ranks::Alone alone([] { return std::make_unique<Tagged>(); }, 2);
+  Position::set_detail(false);
+  Floats data(2);
+  for (const int tag : {9, 10}) {
+    Call call = all_reduce(data);
+    call.op = Op::send;
+    call.root = 1;
+    call.tag = tag;
+    const auto failed = ranks::failure([&] { ranks::run(alone.group(), call); });
+    CHECK(tag == 9 ? failed.text.empty() : check::has(failed.text, "tag: expected 0 to 9, got 10"));
+    CHECK(tag == 9 || failed.code == ErrorCode::InvalidArgument);
+  }
+  const auto taken = alone.group().position().take_traffic();
+  CHECK(taken.runs.size() == 1 && taken.runs[0].count == 1 && taken.runs[0].stream.tag == 9 && !taken.lost);
+}
+
 TEST(empty_messages_and_vectored_calls_are_issued) {
   Recorded recorded;
   const std::vector<int64_t> counts{0, 0};

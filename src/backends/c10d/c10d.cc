@@ -267,6 +267,7 @@ class C10dCommunicator : public OpMethods<C10dCommunicator> {
 
   bool packed() const override { return true; }
   bool inline_messages() const override { return true; }
+  int largest_tag() const override { return kInternalTag - 1; }
 
   void abort() noexcept override {
     try {
@@ -408,12 +409,7 @@ class C10dCommunicator : public OpMethods<C10dCommunicator> {
                 "no " + std::string(name(call.red)) + " of " + std::string(row(call.dtype).name));
   }
 
-  static int tag_of(const Call& call) {
-    if (call.internal) return kInternalTag;
-    if (call.tag < kInternalTag) return call.tag;
-    throw Error(ErrorCode::InvalidArgument,
-                "tag: expected less than " + std::to_string(kInternalTag) + ", got " + std::to_string(call.tag));
-  }
+  static int tag_of(const Call& call) { return call.internal ? kInternalTag : call.tag; }
 
   // Starts the operation. The core waits for gloo's operations, so that the loss of a rank, an abort or Ctrl-C ends the
   // wait; a blocking lane ends other libraries' operations here. Waits here have no limit except the library's own,

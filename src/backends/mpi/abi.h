@@ -21,6 +21,7 @@ inline Function<int(int, char*, int*)> MPI_Error_string{"MPI_Error_string"};
 inline Function<int(MPI_Comm, MPI_Group, int, MPI_Comm*)> MPI_Comm_create_group{"MPI_Comm_create_group"};
 inline Function<int(MPI_Comm, MPI_Comm*)> MPI_Comm_dup{"MPI_Comm_dup"};
 inline Function<int(MPI_Comm*)> MPI_Comm_free{"MPI_Comm_free"};
+inline Function<int(MPI_Comm, int, void*, int*)> MPI_Comm_get_attr{"MPI_Comm_get_attr"};
 inline Function<int(MPI_Comm, MPI_Group*)> MPI_Comm_group{"MPI_Comm_group"};
 inline Function<int(MPI_Comm, int*)> MPI_Comm_rank{"MPI_Comm_rank"};
 inline Function<int(MPI_Comm, int*)> MPI_Comm_size{"MPI_Comm_size"};

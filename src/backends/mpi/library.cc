@@ -279,6 +279,10 @@ void Library::start() {
   }
   serialized_ = level < MPI_THREAD_MULTIPLE;
   device_memory_ = wants_device_memory();
+  void* limit = nullptr;
+  int known = 0;
+  check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&limit), &known), "MPI_Comm_get_attr");
+  if (known != 0) largest_tag_ = *static_cast<const int*>(limit);
   if (serialized_) start_variants();
   for (std::size_t i = 0; i < kOwnReductions.size(); ++i) {
     check(kCreateOp(kOwnReductions[i].function, 1, &own_ops_[i]), "MPI_Op_create");

@@ -159,6 +159,8 @@ class Library {
   /// False once stop() has been called.
   bool running() const { return ready_; }
 
+  int largest_tag() const { return largest_tag_; }
+
   MPI_Op op(DType dtype, RedOp red) const;
 
   /// Whether this MPI does a call on device memory, with streams of its own. MCR_DL_MPI_STREAMS decides, else the
@@ -177,6 +179,7 @@ class Library {
   ThreadLock mutex_;
   bool serialized_ = true;
   bool device_memory_ = false;
+  int largest_tag_ = 32767;  // the standard's least limit
   std::atomic<bool> ready_{false};
   bool ours_ = false;
   Algorithms algorithms_;

@@ -141,6 +141,7 @@ class MpiCommunicator : public OpMethods<MpiCommunicator> {
   }
   bool excludes_threads() const override { return library_.serialized(); }
   bool always_starts() const override { return interruptible_; }
+  int largest_tag() const override { return library_.largest_tag(); }
 
   void broadcast(const Call& call, Lane& lane) {
     post(call, lane, kBroadcast, {}, call.out.data, narrow(call.out.count), type_of(call.dtype), call.root);
