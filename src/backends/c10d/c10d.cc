@@ -11,6 +11,7 @@
 #include <cstring>
 #include <functional>
 #include <mutex>
+#include <new>
 #include <numeric>
 #include <string>
 #include <string_view>
@@ -43,7 +44,7 @@ constexpr int kInternalTag = 1 << 30;
 // When a wait for a message times out, gloo closes all of the group's connections; the core's own timeouts do not.
 constexpr milliseconds kForever = std::chrono::hours(24 * 365);
 
-// How long connect() waits before it asks whether the group has lost a rank.
+// How long connect() waits before it asks whether the group has lost a rank, and a message for a thread.
 constexpr milliseconds kLook{20};
 
 // ---- Errors
@@ -165,8 +166,7 @@ class Waited : public Request {
   }
 
   bool block(nanoseconds limit) override {
-    start();
-    state_->sleep(limit);
+    state_->sleep(start() ? limit : std::min<nanoseconds>(limit, kLook));
     return true;
   }
 
@@ -234,8 +234,16 @@ class Waited : public Request {
     std::condition_variable changed_;
   };
 
-  void start() {
-    if (!started_.exchange(true)) waiters_->run([state = state_] { state->wait(); });
+  // False: the system grants no thread now. Later polls try again, as the library does the message anyway.
+  bool start() {
+    if (started_.exchange(true)) return true;
+    try {
+      if (waiters_->run([state = state_] { state->wait(); })) return true;
+    } catch (const std::bad_alloc&) {
+      // As without a thread.
+    }
+    started_ = false;
+    return false;
   }
 
   std::shared_ptr<State> state_;

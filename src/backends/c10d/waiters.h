@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -22,12 +23,25 @@ inline constexpr std::chrono::seconds kGrace{1};
 /// once, because it may depend on a later job. Idle threads are reused.
 class Waiters : public std::enable_shared_from_this<Waiters> {
  public:
-  void run(std::function<void()> job) {
+  /// Starts a thread for the function; throws std::system_error if the system grants none.
+  using Start = void (*)(std::function<void()>);
+  explicit Waiters(Start start = [](std::function<void()> serve) { std::thread(std::move(serve)).detach(); })
+      : start_(start) {}
+
+  /// False: no thread is idle, and the system grants no other. The job is not kept then.
+  bool run(std::function<void()> job) {
     std::lock_guard lock(mutex_);
+    if (jobs_.size() >= idle_) {
+      try {
+        start_([self = shared_from_this()] { self->serve(); });
+      } catch (const std::system_error&) {
+        return false;
+      }
+      ++threads_;
+    }
     jobs_.push_back(std::move(job));
-    if (jobs_.size() <= idle_) return wake_.notify_one();
-    std::thread([self = shared_from_this()] { self->serve(); }).detach();
-    ++threads_;
+    wake_.notify_one();
+    return true;
   }
 
   /// Ends the threads. A thread that a library never returns is left behind.
@@ -57,6 +71,7 @@ class Waiters : public std::enable_shared_from_this<Waiters> {
     ended_.notify_all();
   }
 
+  const Start start_;
   std::mutex mutex_;
   WaitQueue wake_;
   std::condition_variable ended_;
