@@ -43,6 +43,12 @@ def _ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.ones(*shape, dtype=dtype)
 
 
+def _freed() -> torch.Tensor:
+    tensor = _ones(6)
+    tensor.untyped_storage().resize_(8)
+    return tensor
+
+
 def _bad(op: str, argument: str, call: Callable[[At], Any]) -> Bad:
     return Bad(InvalidArgumentError, op, argument, call)
 
@@ -54,6 +60,7 @@ def _type(op: str, argument: str, call: Callable[[At], Any]) -> Bad:
 _VALUES: dict[str, Bad] = {
     "gaps in memory": _bad("all_reduce", "tensor", lambda c: mcr_dl.all_reduce(_ones(6)[::2], backend=c.backend)),
     "sparse": _bad("all_reduce", "tensor", lambda c: mcr_dl.all_reduce(_ones(3).to_sparse(), backend=c.backend)),
+    "memory was freed": _bad("all_reduce", "tensor", lambda c: mcr_dl.all_reduce(_freed(), backend=c.backend)),
     "meta": _bad(
         "broadcast", "tensor", lambda c: mcr_dl.broadcast(torch.empty(3, device="meta"), 0, backend=c.backend)
     ),

@@ -50,6 +50,13 @@ void check_memory(const at::Tensor& tensor, const char* parameter) {
     wrong(ErrorCode::InvalidArgument, parameter, "a tensor with its values in memory",
           "a lazy conjugate or negative view (call .resolve_conj() or .resolve_neg())");
   }
+  const auto bytes = static_cast<int64_t>(tensor.element_size()) * (tensor.storage_offset() + tensor.numel());
+  if (tensor.numel() == 0 || !tensor.has_storage()) return;
+  const auto held = static_cast<int64_t>(tensor.storage().unsafeGetStorageImpl()->nbytes());
+  if (held < bytes) {
+    wrong(ErrorCode::InvalidArgument, parameter, "a storage of at least " + std::to_string(bytes) + " bytes",
+          std::to_string(held) + " bytes (storage().resize_() has freed the tensor's memory)");
+  }
 }
 
 // Turns the Python error in flight into an Error, so that the call's name can be added to its text. Ctrl-C is passed on
