@@ -91,6 +91,11 @@ def test_lifecycle(pools: Pools, launcher: str, function: object) -> None:
     pools.get(launcher, 2).run(function, limit=90.0)  # type: ignore[arg-type]
 
 
+def test_groups_after_an_error(pools: Pools) -> None:
+    """The ranks of a group that is made after an error on one of them use one name for it."""
+    pools.get("processes", 2).run(lifecycle.groups_after_an_error, limit=60.0)
+
+
 _SIZES = [(8, 4), (4, 8), (1000, 100_000), (0, 3), (3, 0)]
 # Without (100_000, 1000) on Open MPI: 5.0.11 reports the truncation, but its single-copy path (smsc/cma) has by then
 # written the whole message over the memory after the tensor. OMPI_MCA_smsc=^cma avoids that.

@@ -152,6 +152,25 @@ def other_orders() -> None:
     session.start()
 
 
+def groups_after_an_error() -> None:
+    """A call for a group that raises on one rank alone counts there, so that later groups have equal names."""
+    session.start()
+    alone = mcr_dl.get_rank() == 0
+    for make in (
+        lambda ranks: mcr_dl.new_group(ranks, timeout=30),
+        lambda ranks: mcr_dl.split_group(None, [ranks], timeout=30),
+    ):
+        if alone:
+            mcr_dl.destroy_process_group(make([0]))
+        else:
+            expect(InvalidArgumentError, lambda make=make: make([7]), "expected 0 to 1")
+        group = make([0, 1])
+        tensor = torch.ones(3)
+        mcr_dl.all_reduce(tensor, group=group)
+        assert tensor.tolist() == [2.0] * 3
+        mcr_dl.destroy_process_group(group)
+
+
 # ---- sizes that disagree between ranks
 
 

@@ -86,8 +86,11 @@ def new_group(
     Source: torch.distributed.new_group.
     """
     del device_id
-    _check_description(group_desc)
     current = state.current()
+    if mpi_comm is None and not use_local_synchronization:
+        current.groups_made += 1  # before anything can fail on this rank alone: later groups have equal names then
+    number = current.groups_made
+    _check_description(group_desc)
     names = _named(backend, pg_options)
     limit = current.timeout if timeout is None else _C.timeout(timeout)
     if mpi_comm is not None:
@@ -96,11 +99,7 @@ def new_group(
     if sort_ranks:
         members.sort()
     torch_groups.require_order(members)
-    if use_local_synchronization:
-        name = _local_name(members)
-    else:
-        current.groups_made += 1
-        name = f"{group_desc or 'group'}-{current.groups_made}"
+    name = _local_name(members) if use_local_synchronization else f"{group_desc or 'group'}-{number}"
     if current.launch.rank not in members:
         return GroupMember.NON_GROUP_MEMBER
     names = names or lines.that_fit(current.backends, members)
@@ -216,13 +215,13 @@ def split_group(
     Returns this rank's part, or None if it is in none. Raises InvalidArgumentError for lists that overlap or name ranks
     outside the parent, BackendUnavailableError if a backend cannot be used. Source: torch.distributed.split_group.
     """
-    _check_description(group_desc)
     parent = handles.core_group(parent_pg)
+    made = state.current().count(f"split {parent.name()}")  # before anything can fail on this rank alone
+    _check_description(group_desc)
     if not split_ranks:
         message = "split_ranks: expected at least one list of ranks, got none"
         raise InvalidArgumentError(message)
     _check_ranks([rank for part in split_ranks for rank in part], parent.size(), "split_ranks")
-    made = state.current().count(f"split {parent.name()}")
     names = _named(backend, pg_options)
     limit = parent.timeout if timeout is None else _C.timeout(timeout)
     result = None
