@@ -36,7 +36,7 @@ void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt, Call
 /// Parts of other operations do not count. True at once if communication has ended in this process.
 bool drain(const std::vector<std::string>& groups, std::chrono::milliseconds limit, Interrupt interrupt);
 
-/// Fails the running operations of the groups with these labels, whose groups end: a wait for them raises at once. Their
+/// Fails the running operations of the groups with these labels, which end: a wait for them raises at once. Their
 /// requests are still polled, as the libraries use their memory.
 void end_works(const std::vector<std::string>& groups) noexcept;
 

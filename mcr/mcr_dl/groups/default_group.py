@@ -141,8 +141,8 @@ def finalize(backends: Iterable[str] | None = None) -> None:
 def synchronize(backends: str | Iterable[str] | None = None) -> None:
     """Wait until all operations that this process started on the named backends (None: all) are complete.
 
-    An operation that has ended with an error counts as complete. Raises CollectiveTimeoutError after the default group's
-    timeout, and NotInitializedError for a backend that no group has. Source: MCR-DL paper, Listing 1.
+    An operation that has ended with an error counts as complete. Raises CollectiveTimeoutError after the default
+    group's timeout, and NotInitializedError for a backend that no group has. Source: MCR-DL paper, Listing 1.
     """
     watch.refuse_fork()
     current = state.current()

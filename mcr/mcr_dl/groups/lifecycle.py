@@ -275,7 +275,7 @@ def _connect_one(world: _C.Group, store: torch_dist.Store, name: str) -> str:
 
 
 def end() -> None:
-    """End the runtime. Completes started operations first, for at most ten seconds, unless a rank has been lost.
+    """End the runtime. Completes started operations first, for at most ten seconds.
 
     Raises DesyncError, after everything has ended, if the ranks made different calls (``MCR_DL_DEBUG=detail``).
     """
@@ -284,16 +284,23 @@ def end() -> None:
     if desync:
         core_groups.abandon()
         raise DesyncError(desync)
-    # After a loss, operations of the broken groups have failed already, but never complete inside their library.
-    broken = any(map(core_groups.is_broken, state.living()))
     try:
-        if not broken and not _C.drain(state.backends_in_use(), factory.patience()):
+        if not _drained():
             warn("destroy_process_group: some operations were still running and are abandoned")
         core_groups.end_works(state.living())  # before the callbacks that they still have
         _C.drain_futures(factory.DRAIN)
         trace.finish(together=True)
     finally:
         core_groups.abandon()
+
+
+def _drained() -> bool:
+    """Wait until started operations have ended; False if they take too long."""
+    whole = [each for each in state.living() if not core_groups.is_broken(each)]
+    if len(whole) == len(state.living()):
+        return _C.drain(state.backends_in_use(), factory.patience())
+    # Operations of groups with a lost rank may never complete inside their library.
+    return _C.drain_groups([each._label for each in whole], factory.patience())
 
 
 # ---- the end of the process

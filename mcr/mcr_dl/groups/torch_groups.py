@@ -15,7 +15,7 @@ import torch
 import torch.distributed as torch_dist
 
 from mcr_dl import _C, watch
-from mcr_dl.base.errors import DesyncError, InvalidArgumentError, NotInitializedError, UnsupportedError
+from mcr_dl.base.errors import InvalidArgumentError, NotInitializedError, UnsupportedError
 from mcr_dl.groups import factory, forms, lifecycle, objects, survivors
 from mcr_dl.libraries import registry
 from mcr_dl.libraries.c10d import OURS
@@ -251,7 +251,7 @@ def on_shutdown(group: _C.Group) -> None:
     if group is _C.world():
         try:
             lifecycle.end()
-        except DesyncError:
+        except BaseException:
             # After an exception here torch would go on with groups that have ended. This call meets closed ones.
             if torch_dist.is_initialized():
                 torch_dist.destroy_process_group()
