@@ -390,6 +390,34 @@ def test_wrong_tasks_per_node(tasks: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("variables", "rank", "expected"),
+    [
+        ({}, -1, "0"),
+        ({}, 0, "0"),
+        ({}, 1, None),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, -1, None),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, -1, "0"),
+        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}, -1, "1"),
+        ({"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1"}, -1, "1"),
+        ({"PMI_RANK": "2", "PMI_SIZE": "3"}, -1, None),
+    ],
+)
+def test_local_rank_for_programs(
+    variables: dict[str, str], rank: int, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LOCAL_RANK is set where the local rank is known before the start."""
+    for name in {name for row in launcher._VARIABLES for name in row[1:]}:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("LOCAL_RANK", variables.get("LOCAL_RANK", ""))  # for its removal at the end
+    if "LOCAL_RANK" not in variables:
+        del os.environ["LOCAL_RANK"]
+    launcher.export_local_rank(rank)
+    assert os.environ.get("LOCAL_RANK") == expected
+
+
+@pytest.mark.parametrize(
     ("nodelist", "host"),
     [
         ("gpu[03-07,09],login", "gpu03"),

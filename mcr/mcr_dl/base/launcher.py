@@ -88,11 +88,12 @@ def export_local_rank(rank: int = -1) -> None:
     """Set LOCAL_RANK in the environment, where programs read it, if the launcher gives it under another name.
 
     Without a launcher, only a process alone and the one whose program states ``rank`` 0 are known to be their host's
-    first.
+    first. Where only RANK and WORLD_SIZE are set, it is not known, unless there is one rank.
     """
     found = detect()
-    if found.launcher != "none" or rank <= 0:
-        os.environ.setdefault("LOCAL_RANK", str(max(found.local_rank, 0)))
+    local_rank = 0 if found.size == 1 else found.local_rank
+    if local_rank >= 0 and (found.launcher != "none" or rank <= 0):
+        os.environ.setdefault("LOCAL_RANK", str(local_rank))
 
 
 def stated_local_size(environment: Mapping[str, str] = os.environ) -> int | None:
