@@ -351,7 +351,7 @@ def test_launchers(text: str, number: str, tasks: str) -> None:
     refused(launcher.local_size, {"LOCAL_WORLD_SIZE": number})
     step = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NODEID": number}
     refused(launcher.local_size, {**step, "SLURM_STEP_TASKS_PER_NODE": tasks})
-    refused(launcher.slurm_address, {"SLURM_JOB_NODELIST": text, "SLURM_JOB_ID": number})
+    refused(launcher.slurm_address, {"SLURM_JOB_NODELIST": text, "SLURM_JOB_ID": number, "SLURM_STEP_ID": number})
 
 
 @fuzz(100)

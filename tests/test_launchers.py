@@ -44,13 +44,14 @@ def run(commands: Sequence[tuple[list[str], dict[str, str]]]) -> tuple[list[int]
     return [process.returncode for process in running], "\n".join(texts)
 
 
-def slurm(size: int, program: list[str]) -> list[tuple[list[str], dict[str, str]]]:
-    """The variables that srun sets without a PMI plugin for this MPI."""
+def slurm(size: int, program: list[str], job: int = 0, step: int = -1) -> list[tuple[list[str], dict[str, str]]]:
+    """The variables that srun sets without a PMI plugin for this MPI; by default those of a step with a free port."""
     port = launchers.free_port()
     while port < 15000 or port >= 60000:
         port = launchers.free_port()
-    common = {"SLURM_STEP_NUM_TASKS": str(size), "SLURM_JOB_ID": str(port - 15000), "SLURM_STEP_NODELIST": "localhost"}
+    common = {"SLURM_STEP_NUM_TASKS": str(size), "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": str(job)}
     common |= {"SLURM_STEP_TASKS_PER_NODE": str(size), "SLURM_NODEID": "0"}
+    common["SLURM_STEP_ID"] = str(port - 15000 if step < 0 else step)
     return [(program, {**common, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}) for rank in range(size)]
 
 
@@ -101,6 +102,39 @@ def test_torchrun_inside_another_launcher(outer: dict[str, str]) -> None:
     assert set(codes) == {0}, text
     for rank in range(2):
         assert f"rank {rank} of 2 under torchrun with MPICH" in text, text
+
+
+_STEP = """
+import os, torch, mcr_dl
+mcr_dl.init_process_group("gloo", timeout=40)
+x = torch.tensor([10.0 ** int(os.environ["SLURM_STEP_ID"])])
+mcr_dl.all_reduce(x)
+print(f"sum {int(x)};", flush=True)
+mcr_dl.destroy_process_group()
+"""
+
+
+def test_two_steps_of_a_slurm_job_at_once() -> None:
+    """The ranks of each step meet each other alone."""
+    job = launchers.free_port() % 20000
+    program = [sys.executable, "-c", _STEP]
+    codes, text = run([*slurm(2, program, job, 1), *slurm(2, program, job, 2)])
+    assert set(codes) == {0}, text
+    assert [text.count(f"sum {number};") for number in (20, 200)] == [2, 2], text
+
+
+@pytest.mark.parametrize(
+    ("variables", "port"),
+    [
+        ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "2"}, 15000 + 7 * 131 + 2),
+        ({"SLURM_JOB_ID": "7", "SLURM_STEPID": "3"}, 15000 + 7 * 131 + 3),
+        ({"SLURM_JOB_ID": "4000000"}, 15000 + 4000000 * 131 % 45000),
+        ({}, 15000),
+    ],
+)
+def test_where_a_slurm_step_meets(variables: dict[str, str], port: int) -> None:
+    """On its first host, at a port for job and step."""
+    assert launcher.slurm_address({"SLURM_STEP_NODELIST": "gpu[03-07]", **variables}) == ("gpu03", port)
 
 
 def test_another_default_device_and_type() -> None:

@@ -201,10 +201,27 @@ def first_host(nodelist: str) -> str:
     return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", match[0])
 
 
+def _slurm_step(environment: Mapping[str, str]) -> tuple[int, int]:
+    """The job and the step. Older versions of Slurm have another name for the step."""
+    name = "SLURM_STEP_ID" if "SLURM_STEP_ID" in environment else "SLURM_STEPID"
+    return number(environment, "SLURM_JOB_ID", 0), number(environment, name, 0)
+
+
 def slurm_address(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
-    """Host and port where the ranks of a Slurm step meet: the step's first host, a port derived from its job's id."""
+    """Host and port where the ranks of a Slurm step meet: the step's first host, a port derived from job and step.
+
+    Equal on all ranks of the step, as Slurm gives them the same variables.
+    """
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or socket.gethostname()
-    return first_host(nodes), 15000 + number(environment, "SLURM_JOB_ID", 0) % 45000
+    job, step = _slurm_step(environment)
+    return first_host(nodes), 15000 + (job * 131 + step) % 45000
+
+
+def slurm_store(launch: Launch, timeout: timedelta) -> torch_dist.Store:
+    """The store of a Slurm step. Ranks of another step whose port is the same do not meet these, but time out."""
+    store = tcp_store(*slurm_address(), launch.rank, launch.size, timeout)
+    job, step = _slurm_step(os.environ)
+    return torch_dist.PrefixStore(f"{job}.{step}", store)
 
 
 def machine() -> str:

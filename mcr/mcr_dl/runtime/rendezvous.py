@@ -57,7 +57,7 @@ def _rendezvous(launch: launcher.Launch, init_method: str | None, timeout: timed
     if launch.launcher.startswith("mpiexec"):
         return _store_over_mpi(launch, timeout)
     if launch.launcher == "srun":
-        return launcher.tcp_store(*launcher.slurm_address(os.environ), launch.rank, launch.size, timeout)
+        return launcher.slurm_store(launch, timeout)
     message = "rank and size are set, but not where the ranks meet: set MASTER_ADDR and MASTER_PORT"
     raise InvalidArgumentError(message)
 
