@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs that torchrun starts again after a loss, with nothing left of their earlier lives."""
+"""Jobs that start again after a loss, or try again after a timeout, with nothing left of their earlier lives."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from pathlib import Path
 import pytest
 import torch.distributed as torch_dist
 
+import jobs
 from harness import launchers
 from mcr_dl.base import launcher
 from mcr_dl.base.errors import CollectiveTimeoutError
 from mcr_dl.runtime import lives
+from mcr_dl.testing.nursery import Nursery
 
 PROGRAM = Path(__file__).parent / "programs" / "restarted.py"
 _LIMIT = 150.0  # seconds; a job takes a tenth of it on a quiet machine
@@ -87,9 +89,8 @@ def _live(store: torch_dist.Store, ranks: list[int], size: int, late: int | None
 
 
 @pytest.fixture
-def agent(monkeypatch: pytest.MonkeyPatch) -> torch_dist.Store:
-    """The store of an agent, which outlives the ranks."""
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+def agent() -> torch_dist.Store:
+    """A store that outlives the ranks."""
     store = torch_dist.HashStore()
     store.set_timeout(_WAIT)
     return store
@@ -119,8 +120,21 @@ def test_missing_ranks_are_named(agent: torch_dist.Store) -> None:
             lives.separate(agent, launcher.Launch("torchrun", rank, 3), limit)
 
 
-def test_other_stores_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without torchrun's agent the store ends with the job."""
-    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
-    store = torch_dist.HashStore()
-    assert lives.separate(store, launcher.Launch("mpiexec", 0, 3), _WAIT) is store
+@pytest.mark.parametrize("kind", ["env", "file", "agent"])
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_start_is_tried_again(nursery: Nursery, tmp_path: Path, kind: str, late: int) -> None:
+    """The ranks that have given up meet one that comes late, whether the store has ended with rank 0's attempt or not.
+
+    Until they meet, their errors name the timeout.
+    """
+    arguments = ["again", str(late), kind, str(tmp_path)]
+    if kind == "agent":
+        ranks = jobs.start(nursery, "starts", arguments, 3)
+    else:
+        ranks = nursery.ranks(jobs.PROGRAMS / "starts.py", arguments, 3)
+    jobs.end(nursery, ranks)
+    jobs.expect(ranks, 0, "STARTED gloo")
+    for number, rank in enumerate(ranks):
+        raised = re.findall(r"RAISED (\w+): (init_process_group: timed out: )?", rank.text)
+        assert set(raised) <= {("CollectiveTimeoutError", "init_process_group: timed out: ")}, rank.text
+        assert raised or number == late, rank.text

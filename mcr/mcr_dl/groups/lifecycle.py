@@ -109,15 +109,24 @@ def start(
         watch.prepare_folder()
     if store is None:
         store = rendezvous.meet(launch, init_method, limit)
-    store = lives.separate(store, launch, limit)
-    current = state.begin(launch, store, limit, wanted, devices.own(device_id))
-    current.passes = specifications
-    try:
-        if mistake is None:
-            current.detail = _debug() == "detail"
-            watch.start(current.store, launch.rank, launch.size, state.living, detail=current.detail)
+    with rendezvous.named_end():
+        store = lives.separate(store, launch, limit)
+        current = state.begin(launch, store, limit, wanted, devices.own(device_id))
+        current.passes = specifications
         if getattr(pg_options, "is_high_priority_stream", False):
             devices.raise_priority()
+        _begin(current, tuning_table, mistake, memory)
+
+
+def _begin(
+    current: state.State, tuning_table: str | os.PathLike[str] | None, mistake: McrError | None, memory: str | None
+) -> None:
+    """Begin a life of the runtime, once the ranks have met."""
+    try:
+        if mistake is None:
+            rank, size = current.launch.rank, current.launch.size
+            current.detail = _debug() == "detail"
+            watch.start(current.store, rank, size, state.living, detail=current.detail)
         _agree(current, tuning_table, mistake, memory)
         _watch_processes(current)
         current.staging = devices.agree(current)

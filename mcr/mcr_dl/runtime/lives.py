@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lives of a job that a launcher starts again: their ranks meet at one store, which keeps the keys of all lives."""
+"""The lives of a job that starts again or tries again: their ranks meet at one store, which keeps the keys of all lives."""
 
 from __future__ import annotations
 
@@ -22,25 +22,29 @@ _GO, _SUPERSEDED, _NEWEST = "go", "superseded", "newest"
 def separate(store: torch_dist.Store, launch: launcher.Launch, limit: timedelta) -> torch_dist.Store:
     """A part of the store for this life of the job alone. Every rank calls this.
 
-    torchrun's agents keep one store over all restarts. The number of restarts does not tell the lives apart, as the
-    agents of several hosts count their own. So the ranks agree on a new name: each leaves a word of its own, and rank 0
-    names the life that has these words. It may have read a word of an earlier life: the name then reaches no rank with
-    that word, and rank 0 gives another name when the new word is there.
+    torchrun's agents keep one store over all restarts, and any store may outlive an attempt to start. No number tells
+    the lives apart: the agents of several hosts count their own restarts, and a rank that comes late has tried less
+    often than the others. So the ranks agree on a new name: each leaves a word of its own, and rank 0 names the life
+    that has these words. It may have read a word of an earlier life: the name then reaches no rank with that word, and
+    rank 0 gives another name when the new word is there.
 
     Raises CollectiveTimeoutError, which names them, if ranks have not come within the limit.
     """
-    if not launcher.store_outlives():
-        return store
     meeting = torch_dist.PrefixStore("lives", store)
     name = _lead(meeting, launch.size, limit) if launch.rank == 0 else _follow(meeting, launch.rank, launch.size, limit)
     return torch_dist.PrefixStore(f"life/{name}", store)
 
 
 def newest(store: torch_dist.Store) -> torch_dist.Store:
-    """The part of the store for the newest life of the job, for a process that was not there when it began."""
-    if not launcher.store_outlives():
-        return store
-    name: str = torch_dist.PrefixStore("lives", store).get(_NEWEST).decode()
+    """The part of the store for the newest life of the job, for a process that was not there when it began.
+
+    Raises CollectiveTimeoutError if there is none within the store's timeout.
+    """
+    try:
+        name: str = torch_dist.PrefixStore("lives", store).get(_NEWEST).decode()
+    except torch_dist.DistStoreError as error:
+        told = str(error).partition("\n")[0]
+        raise CollectiveTimeoutError(f"rejoin: timed out: no job has started at this store: {told}") from error
     return torch_dist.PrefixStore(f"life/{name}", store)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import TypeGuard
 from urllib.parse import urlsplit
@@ -15,6 +15,7 @@ import torch.distributed as torch_dist
 
 from mcr_dl import _C
 from mcr_dl.base import launcher
+from mcr_dl.base.agreement import STORE_ERRORS
 from mcr_dl.base.errors import BackendUnavailableError, CollectiveTimeoutError, InvalidArgumentError
 from mcr_dl.libraries import registry
 
@@ -45,11 +46,17 @@ def _store_over_mpi(launch: launcher.Launch, timeout: timedelta) -> torch_dist.S
     return launcher.tcp_store(host, int(port), launch.rank, launch.size, timeout)
 
 
+def _is_named(init_method: str | None) -> bool:
+    """Whether the program or the environment names the meeting point."""
+    named = "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ
+    return named or init_method not in (None, "", "env://")
+
+
 def _rendezvous(launch: launcher.Launch, init_method: str | None, timeout: timedelta) -> torch_dist.Store:
     launcher.make_room(launch)
-    url = init_method or "env://"
-    if url != "env://" or ("MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ):
+    if _is_named(init_method):
         store: torch_dist.Store
+        url = init_method or "env://"
         store, _, _ = next(iter(torch_dist.rendezvous(url, launch.rank, launch.size, timeout=timeout)))
         return store
     if launch.launcher == "none":
@@ -75,6 +82,28 @@ def _named_timeouts(problem: str) -> Iterator[None]:
         raise CollectiveTimeoutError(message) from error
 
 
+@contextmanager
+def named_end() -> Iterator[None]:
+    """Raise CollectiveTimeoutError if the store ends in the block, as its server does where rank 0 gives up."""
+    try:
+        yield
+    except torch_dist.DistNetworkError as error:
+        told = str(error).partition("\n")[0]
+        message = (
+            f"init_process_group: timed out: the job's store cannot be reached any more, as the process that holds it "
+            f"has given up or ended: {told}"
+        )
+        raise CollectiveTimeoutError(message) from error
+
+
+def _answers(store: torch_dist.Store) -> bool:
+    try:
+        store.check(["answers"])
+    except STORE_ERRORS:
+        return False
+    return True
+
+
 def meet(launch: launcher.Launch, init_method: str | None, timeout: timedelta) -> torch_dist.Store:
     """The store of the launch; reuses the store of an earlier init at the same point. Every rank calls this.
 
@@ -82,9 +111,16 @@ def meet(launch: launcher.Launch, init_method: str | None, timeout: timedelta) -
     """
     address = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     point = (launch, init_method, *address)
+    # Rank 0 may have given up before, and its store with it. Over MPI the ranks can only meet together.
+    alone = _is_named(init_method) or not launch.launcher.startswith("mpiexec")
+    if point in _stores and alone and not _answers(_stores[point]):
+        del _stores[point]
     if point not in _stores:
         where = init_method or ":".join(filter(None, address)) or "the launcher's address"
-        with _named_timeouts(f"the {launch.size} ranks have not met at {where}"):
+        # Rank 0's own errors of the network are those of its address.
+        with named_end() if launch.rank else nullcontext(), _named_timeouts(
+            f"the {launch.size} ranks have not met at {where}"
+        ):
             _stores[point] = _rendezvous(launch, init_method, timeout)
     _stores[point].set_timeout(timeout)
     return _stores[point]
