@@ -26,6 +26,7 @@ from mcr_dl.bench.ranks import environments
 from mcr_dl.libraries.registry import parse_backends
 from mcr_dl.runtime import communicators, startup
 from mcr_dl.testing.nursery import Child, Nursery
+from mcr_dl.watch._watch import Watch
 
 ROOT = launchers.TESTS.parent
 sizes = pytest.mark.parametrize("size", [2, 3])
@@ -113,6 +114,45 @@ def test_a_library_that_the_environment_names(nursery: Nursery, size: int) -> No
         assert re.search(r"RAISED BackendUnavailableError: rank 1: .*MCR_DL_MPI_LIB=/no/lib\.so: no such f", rank.text)
     for rank in start(nursery, ["on_rank", "1", "MCR_DL_MPI_LIB", "/no/lib.so", "gloo"], size):
         assert "STARTED gloo\n" in rank.text  # mpi was not requested
+
+
+# ---- a rank that fails alone
+
+
+@sizes
+@pytest.mark.parametrize(
+    ("device_id", "text"),
+    [
+        ("cuda:77", "device_id: expected cpu or one of "),
+        ("nothing", "device_id: expected a device or the index of a CUDA device, got 'nothing'"),
+    ],
+)
+def test_a_device_that_does_not_exist(nursery: Nursery, size: int, device_id: str, text: str) -> None:
+    """On one rank: all raise, as the others would wait for it."""
+    for rank in start(nursery, ["device", "1", device_id], size):
+        assert f"RAISED InvalidArgumentError: {text}" in rank.text, rank.text
+
+
+def test_a_start_that_fails_on_one_rank(nursery: Nursery) -> None:
+    """The rank is lost for the others, though its process ends without an error."""
+    ranks = start(nursery, ["fails", "1"], 3)
+    assert "RAISED LookupError: on purpose" in ranks[1].text
+    for rank in (ranks[0], ranks[2]):
+        text = r"RAISED PeerLostError: .*lost rank 1: init_process_group\(\) has raised LookupError: on purpose"
+        assert re.search(text, rank.text), rank.text
+
+
+def test_a_listener_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end does not hide the error."""
+    made = Watch(torch_dist.HashStore(), 0, 2, list, detail=False, former=None)
+
+    def refuse() -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(made._exchange._listener, "start", refuse)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        made.start()
+    made.stop("it ends", well=True)
 
 
 # ---- ranks that do not come

@@ -9,12 +9,14 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as torch_dist
 
 import mcr_dl as dist
 from mcr_dl.base import launcher
+from mcr_dl.groups import report
 from mcr_dl.libraries import pmix, shm
 from mcr_dl.runtime import communicators
 
@@ -31,10 +33,10 @@ def use() -> None:
     dist.destroy_process_group()
 
 
-def start(*names: str, timeout: float = 20) -> None:
+def start(*names: str, timeout: float = 20, device_id: Any = None) -> None:
     """Start, and print the error, if there is one; warnings go to stderr by themselves."""
     try:
-        dist.init_process_group(list(names) or None, timeout=timeout)
+        dist.init_process_group(list(names) or None, timeout=timeout, device_id=device_id)
     except dist.McrError as error:
         assert not dist.is_initialized()
         print(f"RAISED {type(error).__name__}: {error}", flush=True)
@@ -124,6 +126,27 @@ def no_descriptors(*names: str) -> None:
     if RANK == 0:
         shm.LIBRARY.argument = argument  # type: ignore[method-assign,assignment]
     start(*names, timeout=3)
+
+
+def device(rank: str, device_id: str) -> None:
+    """One rank names a device that does not exist."""
+    start("gloo", device_id=device_id if int(rank) == RANK else None)
+
+
+def fails(rank: str) -> None:
+    """One rank alone fails at the end of its start, while the others begin to communicate."""
+
+    def fail(_: object) -> None:
+        raise LookupError("on purpose")
+
+    if int(rank) == RANK:
+        report.started = fail
+    try:
+        dist.init_process_group("shm", timeout=60)
+        dist.all_reduce(torch.ones(3))
+    except (dist.McrError, LookupError) as error:
+        print(f"RAISED {type(error).__name__}: {error}", flush=True)
+        os._exit(0)
 
 
 def on_rank(rank: str, variable: str, value: str, *names: str) -> None:

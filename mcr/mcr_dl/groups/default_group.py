@@ -79,8 +79,8 @@ def init_process_group(
     )
     try:
         torch_groups.publish(state.current().groups["default"], pg_options)
-    except BaseException:
-        core_groups.forget()
+    except BaseException as error:
+        core_groups.forget(error)
         raise
 
 

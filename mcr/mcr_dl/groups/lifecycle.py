@@ -111,7 +111,8 @@ def start(
         store = rendezvous.meet(launch, init_method, limit)
     with rendezvous.named_end():
         store = lives.separate(store, launch, limit)
-        current = state.begin(launch, store, limit, wanted, devices.own(device_id))
+        device, mistake = _device(device_id, mistake)
+        current = state.begin(launch, store, limit, wanted, device)
         current.passes = specifications
         if getattr(pg_options, "is_high_priority_stream", False):
             devices.raise_priority()
@@ -132,8 +133,8 @@ def _begin(
         current.staging = devices.agree(current)
         _C.set_world(_make_world(current))
         report.started(current)
-    except BaseException:
-        core_groups.forget()
+    except BaseException as error:
+        core_groups.forget(error)
         raise
 
 
@@ -147,6 +148,14 @@ def _asked(
         return registry.parse_for_group(backend), chain.with_scheduler(trace.with_log(chain.specify(passes))), None
     except McrError as error:
         return [], [], error
+
+
+def _device(device_id: torch.device | int | None, mistake: McrError | None) -> tuple[int, McrError | None]:
+    """This process's device, and the first error: one rank's alone must reach all."""
+    try:
+        return devices.own(device_id), mistake
+    except McrError as error:
+        return -1, mistake or error
 
 
 def start_again(

@@ -7,8 +7,12 @@ from collections.abc import Iterable
 from datetime import timedelta
 
 from mcr_dl import _C, watch
+from mcr_dl.base.errors import BackendUnavailableError, CollectiveTimeoutError, InvalidArgumentError
 from mcr_dl.libraries import registry
 from mcr_dl.runtime import communicators, devices, state, trials
+
+# All ranks raise these together at a start, or have waited for each other in vain.
+_AGREED = (BackendUnavailableError, CollectiveTimeoutError, InvalidArgumentError)
 
 
 def make(
@@ -68,12 +72,17 @@ def abandon() -> None:
     forget()
 
 
-def forget() -> None:
+def forget(error: BaseException | None = None) -> None:
     """Give up everything at once; pending operations may not complete.
 
     Groups with a lost rank are kept until the process ends: closing their communicators may wait for that rank.
+
+    ``error``: with which the start fails. Unless all ranks raise it, as they do after an agreement, they must not find
+    that this one has ended as intended.
     """
     trials.stop()
+    if error is not None and not isinstance(error, _AGREED):
+        watch.stop(f"init_process_group() has raised {type(error).__name__}: {error}", well=False)
     watch.stop()
     for group in state.living():
         if is_broken(group) or _is_stuck(group):

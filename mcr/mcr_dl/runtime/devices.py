@@ -24,12 +24,16 @@ _CHUNK = 4 << 20
 def own(device_id: torch.device | int | None = None) -> int:
     """The index of this process's CUDA device: the given one, else the current one; -1 if there is none.
 
-    Raises InvalidArgumentError if the device does not exist.
+    Raises InvalidArgumentError if there is no such device.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device_id is None:
         return torch.cuda.current_device() if count else -1
-    device = torch.device("cuda", device_id) if isinstance(device_id, int) else torch.device(device_id)
+    try:
+        device = torch.device("cuda", device_id) if isinstance(device_id, int) else torch.device(device_id)
+    except (RuntimeError, TypeError) as error:
+        message = f"device_id: expected a device or the index of a CUDA device, got {device_id!r}"
+        raise InvalidArgumentError(message) from error
     if device.type == "cpu":
         return -1
     index: int | None = device.index  # torch declares an int

@@ -150,7 +150,8 @@ class Exchange:
         with contextlib.suppress(*STORE_ERRORS):
             if self._listener.is_alive():
                 self.ask(lambda: self._mine.set(f"ring/{self._number}/{self.rank}", ""))
-        self._listener.join(1.0)
+        if self._listener.is_alive():  # it has not been started if the system allows no more threads
+            self._listener.join(1.0)
 
     # ---- the thread that uses the store for the others: where a network has been cut, it never returns
 

@@ -131,7 +131,8 @@ class Watch:
         self._exchange.leave(ENDED, last, limit=PARTING if well else INQUIRY, anyhow=well)
         self._losses.stop(well=well)
         self._exchange.stop()
-        self._sampler.join(ANSWERS + 1.0)
+        if self._sampler.is_alive():
+            self._sampler.join(ANSWERS + 1.0)
 
     def leave_together(self, well: bool) -> bool:
         """At the end of the process: whether the libraries can be ended, which needs all ranks."""
