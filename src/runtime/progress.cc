@@ -85,9 +85,14 @@ void Progress::poll_often_now() {
   wake_.notify_one();
 }
 
-std::vector<std::shared_ptr<Work>> Progress::watched(std::size_t most) {
+std::vector<std::shared_ptr<Work>> Progress::watched(std::size_t most, const std::function<bool(Work&)>& wanted) {
+  std::vector<std::shared_ptr<Work>> found;
   std::lock_guard lock(mutex_);
-  return {works_.begin(), works_.begin() + static_cast<std::ptrdiff_t>(std::min(most, works_.size()))};
+  for (const auto& work : works_) {
+    if (found.size() >= most) break;
+    if (!wanted || wanted(*work)) found.push_back(work);
+  }
+  return found;
 }
 
 bool Progress::drain(std::chrono::nanoseconds limit, Interrupt interrupt) {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -41,8 +42,9 @@ class Progress {
   /// For Works that the device signals: polling often gains nothing here and costs driver calls.
   void set_patient() noexcept { patience_.store(20, std::memory_order_relaxed); }
 
-  /// At most `most` of the watched Works, oldest first.
-  std::vector<std::shared_ptr<Work>> watched(std::size_t most);
+  /// At most `most` of the watched Works that are wanted (null: of all), oldest first. `wanted` must not call this
+  /// object.
+  std::vector<std::shared_ptr<Work>> watched(std::size_t most, const std::function<bool(Work&)>& wanted = nullptr);
   /// Polls until all watched Works have ended or the time has passed; true if none is left. Parts of other calls do not
   /// count. `interrupt` is called now and then, and may throw.
   bool drain(std::chrono::nanoseconds limit, Interrupt interrupt = nullptr);

@@ -89,11 +89,11 @@ bool Registry::drain(const std::vector<std::string>& names, std::chrono::nanosec
   return drained;
 }
 
-std::vector<std::shared_ptr<Work>> Registry::watched(std::size_t most) {
+std::vector<std::shared_ptr<Work>> Registry::watched(std::size_t most, const std::function<bool(Work&)>& wanted) {
   std::vector<std::shared_ptr<Work>> works;
   std::lock_guard lock(mutex_);
   for (auto& [name, entry] : entries_) {
-    for (auto& work : entry.progress.watched(most)) works.push_back(std::move(work));
+    for (auto& work : entry.progress.watched(most, wanted)) works.push_back(std::move(work));
   }
   return works;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -45,8 +46,9 @@ class Registry {
   /// Waits until the started operations of these backends have ended; false if the time runs out first. `interrupt` is
   /// called now and then, and may throw.
   bool drain(const std::vector<std::string>& names, std::chrono::nanoseconds limit, Interrupt interrupt = nullptr);
-  /// Running operations that the progress threads of all backends watch, at most `most` per backend.
-  std::vector<std::shared_ptr<Work>> watched(std::size_t most);
+  /// Operations that the progress threads of all backends watch, of those that are wanted (null: of all) at most `most`
+  /// per backend. `wanted` must call neither this object nor a Progress.
+  std::vector<std::shared_ptr<Work>> watched(std::size_t most, const std::function<bool(Work&)>& wanted = nullptr);
   /// Ends every library that this process started. No call may be issued afterwards.
   void shutdown();
 

@@ -274,6 +274,20 @@ TEST(a_work_is_forgotten_at_either_end) {
   progress.forget(*works[1]);
 }
 
+TEST(older_works_do_not_hide_those_that_are_wanted) {
+  Progress progress;
+  progress.set_patient();
+  std::atomic<bool> open = false;
+  std::vector<std::shared_ptr<Work>> works;
+  for (int i = 0; i < 9; ++i) progress.watch(works.emplace_back(work_of(std::make_unique<Gate>(open))));
+  const auto later = [&](Work& work) { return &work == works[6].get() || &work == works[8].get(); };
+  CHECK(progress.watched(2, later) == std::vector({works[6], works[8]}));
+  CHECK(progress.watched(1, later) == std::vector({works[6]}));
+  CHECK(progress.watched(0, later).empty());
+  open = true;
+  CHECK(progress.drain(10s));
+}
+
 TEST(stopping_leaves_the_rest_to_who_waits) {
   std::atomic<bool> open{false};
   auto work = work_of(std::make_unique<Gate>(open));

@@ -428,11 +428,12 @@ def sizes(backend: str) -> None:
 
 
 def many_pending(backend: str) -> None:
-    """Many pending operations; three of them have a shorter timeout."""
+    """Many pending operations, of which the three newest have a shorter timeout."""
     dist.init_process_group(backend, timeout=LONG)
-    tags = range(303)
+    older = 1200
+    tags = range(older + 3)
     if dist.get_rank() == 0:
-        works = [dist.irecv(torch.empty(1), 1, tag=tag, timeout=600 if tag < 300 else 60) for tag in tags]
+        works = [dist.irecv(torch.empty(1), 1, tag=tag, timeout=600 if tag < older else 60) for tag in tags]
         assert _C.overdue(-59.9) == []  # their clocks start here, unless the sampler was faster
         deadline = time.monotonic() + 20
         while len(found := _C.overdue(-59.9)) < 3 and time.monotonic() < deadline:
@@ -440,7 +441,8 @@ def many_pending(backend: str) -> None:
         assert [known["limit"] for _, known in found] == [60.0] * 3, found
         assert all(known["age"] > 0.1 and known["op"] == "recv" for _, known in found), found
         assert _C.overdue(0.0) == []
-        assert len(_C.pending()) == 303
+        assert len(_C.pending(older + 9)) == older + 3
+        assert _C.pending(lost=True) == []
         dist.send(torch.ones(1), 1)
         for work in works:
             work.wait()

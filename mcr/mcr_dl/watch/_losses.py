@@ -189,7 +189,7 @@ class Losses:
 
         Those that a device runs for one of the groups are aborted, as its later work comes after them.
         """
-        for work, known in _C.pending():
+        for work, known in _C.pending(lost=True):
             text = _C.lost(known["label"])
             if text is not None:
                 _C.expire(work, f"{known['what']}: {text}", lost=True)

@@ -19,6 +19,7 @@ from mcr_dl.base import launcher
 from mcr_dl.libraries.pmi import host_identity
 
 FORMAT, VERSION = "mcr-dl dump", 1
+_CALLS = 64
 CALLS_OF_OTHERS = 4  # of groups that the alarm does not concern
 _INNER = (f"{os.sep}torch{os.sep}distributed{os.sep}", f"{os.sep}mcr_dl{os.sep}", f"{os.sep}threading.py")
 
@@ -113,9 +114,9 @@ def make(rank: int, size: int, ages: Ages, group: str | None, *, whole: bool = F
 
     ``whole``: all that a dump has; the ranks that read a report at the store know the members of their group.
     """
-    groups = _C.positions()
+    groups = _C.positions(most=_CALLS)
     for each in groups:
-        kept = 64 if whole or each["group"] == group else CALLS_OF_OTHERS
+        kept = _CALLS if whole or each["group"] == group else CALLS_OF_OTHERS
         each["calls"] = each["calls"][-kept:]
         if not whole:
             del each["ranks"]  # in a large job most of the report

@@ -376,7 +376,7 @@ def _exit_later(code: int) -> None:
 
 def _position(label: str) -> dict[str, Any] | None:
     """The group's position in its calls; None if it does not exist any more."""
-    return next((each for each in _C.positions() if each["label"] == label), None)
+    return next((each for each in _C.positions(most=0) if each["label"] == label), None)
 
 
 # ---- the process's watch

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdio>
@@ -11,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -61,14 +63,16 @@ py::dict dict_of(const Entered& entered) {
   return call;
 }
 
-// `from`: by number, the first collective of interest.
-py::list positions(const std::map<int64_t, int64_t>& from) {
+// `from`: by number, the first collective of interest. `most`: collectives of each group, the newest.
+py::list positions(const std::map<int64_t, int64_t>& from, std::size_t most) {
   py::list result;
   for (const auto& position : Position::all()) {
     const auto first = from.find(position->number());
     const auto reading = position->read(first == from.end() ? 0 : first->second);
     py::list calls;
-    for (const auto& entered : reading.newest) calls.append(dict_of(entered));
+    const auto& newest = reading.newest;
+    const auto left_out = newest.size() - std::min(newest.size(), most);
+    for (const auto& entered : std::span(newest).subspan(left_out)) calls.append(dict_of(entered));
     py::dict group;
     group["group"] = position->group();
     group["label"] = position->label();
@@ -138,11 +142,23 @@ py::tuple with_facts(std::shared_ptr<Work> work, steady_clock::time_point now) {
   return py::make_tuple(std::move(work), known);
 }
 
-py::list pending(std::size_t most) {
+bool has_lost(const Work& work, std::map<const std::string*, bool>& known) {
+  const auto* label = work.context().group;
+  if (label == nullptr) return false;
+  const auto [found, added] = known.try_emplace(label, false);
+  if (added) found->second = Position::lost(*label) != nullptr;
+  return found->second;
+}
+
+// `lost`: of groups with a lost rank alone. Others, and those that have failed but run on inside the library, must not
+// hide them.
+py::list pending(std::size_t most, bool lost) {
   py::list result;
   const auto now = steady_clock::now();
-  for (auto& work : unlocked([&] { return Registry::instance().watched(most); })) {
-    if (!work->completed()) result.append(with_facts(std::move(work), now));
+  std::map<const std::string*, bool> known;  // by label, whether the group has lost a rank
+  const auto wanted = [&](const Work& work) { return !work.completed() && (!lost || has_lost(work, known)); };
+  for (auto& work : unlocked([&] { return Registry::instance().watched(most, wanted); })) {
+    result.append(with_facts(std::move(work), now));
   }
   return result;
 }
@@ -152,13 +168,10 @@ py::list overdue(double grace) {
   constexpr std::size_t kMost = 1000;  // per backend
   const auto now = steady_clock::now();
   const auto allowed = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(grace));
-  auto late = unlocked([&] {
-    auto works = Registry::instance().watched(kMost);
-    std::erase_if(works, [&](const auto& work) { return !work->overdue(now, allowed); });
-    return works;
-  });
+  const auto late = [&](Work& work) { return work.overdue(now, allowed); };
   py::list result;
-  for (auto& work : late) result.append(with_facts(std::move(work), now));
+  for (auto& work : unlocked([&] { return Registry::instance().watched(kMost, late); }))
+    result.append(with_facts(std::move(work), now));
   return result;
 }
 
@@ -221,10 +234,11 @@ void add_watch(py::module_& module) {
       "timeout",
       [](const py::object& value, const std::string& name) { return python::milliseconds(value.ptr(), name.c_str()); },
       py::arg("value"), py::arg("name") = "timeout");
-  module.def("positions", positions, py::arg("since") = std::map<int64_t, int64_t>());
+  module.def("positions", positions, py::arg("since") = std::map<int64_t, int64_t>(),
+             py::arg("most") = Position::kKeptInDetail);
   module.def("take_messages", take_messages);
   module.def("activities", activities);
-  module.def("pending", pending, py::arg("most") = 1000);
+  module.def("pending", pending, py::arg("most") = 1000, py::arg("lost") = false);
   module.def("overdue", overdue, py::arg("grace"));
   module.def(
       "expire",
