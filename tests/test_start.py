@@ -399,6 +399,15 @@ def test_unknown_variables() -> None:
     ]
     assert variables.unknown({"MCR_DL_ZZZZZ": ""}) == ["MCR_DL_ZZZZZ"]
 
+@pytest.mark.usefixtures("alone")
+def test_descriptions_of_groups() -> None:
+    """A store takes no longer keys."""
+    for text in ("x" * 1001, "ä" * 501):
+        with pytest.raises(InvalidArgumentError, match=r"^group_desc: expected at most 1000 bytes of UTF-8, got 100"):
+            mcr_dl.new_group([0], group_desc=text)
+    mcr_dl.destroy_process_group(mcr_dl.new_group([0], group_desc="x" * 1000))
+
+
 
 def test_unknown_variables_are_warned_of(nursery: Nursery) -> None:
     """Once per process, at its first start; on rank 0, in one line that names the page of all variables."""

@@ -21,6 +21,8 @@ from mcr_dl.groups.queries import get_process_group_ranks, get_world_size
 from mcr_dl.libraries import registry
 from mcr_dl.runtime import handles, lines, state
 
+_LONGEST = 1000  # bytes of a description: torch's store refuses keys above 8 KiB
+
 
 def _check_ranks(ranks: Iterable[int], size: int, what: str = "ranks") -> list[int]:
     given = list(ranks)
@@ -40,13 +42,16 @@ def _check_ranks(ranks: Iterable[int], size: int, what: str = "ranks") -> list[i
 
 
 def _check_description(text: str | None) -> None:
-    """Check a description, which becomes part of a name that other ranks and C libraries see."""
+    """Check a description, which becomes part of a name that other ranks, C libraries and keys of the store have."""
     try:
-        usable = "\x00" not in (text or "").encode().decode()
+        encoded = (text or "").encode()
     except UnicodeEncodeError:
-        usable = False
-    if not usable:
+        encoded = b"\x00"
+    if b"\x00" in encoded:
         message = f"group_desc: expected a text without null characters and lone surrogates, got {text!r}"
+        raise InvalidArgumentError(message)
+    if len(encoded) > _LONGEST:
+        message = f"group_desc: expected at most {_LONGEST} bytes of UTF-8, got {len(encoded)}"
         raise InvalidArgumentError(message)
 
 
@@ -70,8 +75,8 @@ def new_group(
         backend: names as for init_process_group; by default those of the default group that fit the ranks, and within
             one host those of its hierarchies, such as shm; with ``mpi_comm`` mpi alone.
         use_local_synchronization: True: only the members call.
-        group_desc: a readable name, which becomes part of the group's name; equal on all ranks. It has no effect with
-            ``use_local_synchronization`` or ``mpi_comm``.
+        group_desc: a readable name of at most 1000 bytes, which becomes part of the group's name; equal on all ranks.
+            It has no effect with ``use_local_synchronization`` or ``mpi_comm``.
         sort_ranks: False: group ranks follow the order of ``ranks``, if torch's ``new_group`` has this argument.
         mpi_comm: a communicator of mpi4py: its members call, the group takes its ranks and order, and mpi's operations
             run on a duplicate of it.
