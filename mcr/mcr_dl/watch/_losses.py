@@ -204,18 +204,28 @@ class Losses:
         failed = status is not None and os.WIFEXITED(status) and bool(os.WEXITSTATUS(status))
         text, process = self._why(rank, end, failed=bool(status), code=failed), process_of(member)
         if text is None or not self._is_new(rank, process):
+            self._tell_hosts(rank)  # this rank may have been the one that tells the others
             return
         # First the others: a call that raises may end this process, and the store with it.
         self._tell_connected(rank, text, process)
-        assert self._peers is not None
         self._untold[rank] = text, process
-        running = self._peers.running() - self._untold.keys()
-        if len(set(self._nodes)) > 1 and not any(other < self._rank for other in running):
-            for lost, (why, gone) in list(self._untold.items()):
-                if lost not in self._told_here:
-                    self._told_here.add(lost)
-                    self._tell(lost, why, gone)
+        self._tell_hosts(rank)
         self._lose(rank, text, process)
+
+    def _tell_hosts(self, ended: int) -> None:
+        """Tell other hosts of the lost ranks, if no lower rank of this host can. ``ended``: this process is no more."""
+        untold = {lost: told for lost, told in self._untold.items() if lost not in self._told_here}
+        if not untold or len(set(self._nodes)) < 2:
+            return
+        assert self._peers is not None
+        lower = [other for other in self._peers.running() - self._untold.keys() - {ended} if other < self._rank]
+        with contextlib.suppress(*STORE_ERRORS):
+            # Ranks that have ended communication watch no other any more.
+            if lower and len(self._exchange.ask(lambda: self._exchange.all_left(ENDED, lower), _NOTE)) == len(lower):
+                lower = []
+        for lost, (why, gone) in () if lower else untold.items():
+            self._told_here.add(lost)
+            self._tell(lost, why, gone)
 
     def _why(self, rank: int, end: str, *, failed: bool, code: bool = False) -> str | None:
         """The text for a rank whose process has ended or cannot be reached; None if it has ended communication.
