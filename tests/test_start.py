@@ -155,6 +155,31 @@ def test_a_listener_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
     made.stop("it ends", well=True)
 
 
+# ---- the process that holds the store
+
+
+def test_rank_0_ends_without_the_store(nursery: Nursery) -> None:
+    """Another process holds it: the errors of the other ranks still have a diagnosis."""
+    _, places = jobs.agent_store(nursery, 3)
+    for each in places:
+        del each["TORCHELASTIC_USE_AGENT_STORE"]
+    ranks = [nursery.start(jobs.PROGRAMS / "starts.py", ["leaves"], each) for each in places]
+    jobs.end(nursery, ranks)
+    jobs.expect(ranks, 0)
+    assert re.search(r"RAISED CollectiveTimeoutError: .*Not arrived: rank 2", ranks[1].text), ranks[1].text
+
+
+def test_the_process_that_holds_a_store(nursery: Nursery) -> None:
+    """It has the socket that listens at the store's port."""
+    store = torch_dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    assert launcher.holds(store)
+    assert launcher.holds(torch_dist.PrefixStore("a", torch_dist.PrefixStore("b", store)))
+    assert not launcher.holds(torch_dist.HashStore())
+    _, ranks = jobs.agent_store(nursery, 1)
+    port = int(ranks[0]["MASTER_PORT"])
+    assert not launcher.holds(torch_dist.TCPStore("127.0.0.1", port, None, False))
+
+
 # ---- ranks that do not come
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
@@ -172,7 +173,7 @@ def again(late: str, kind: str, folder: str) -> None:
     """Try until the ranks meet. One rank comes when the others have given up once."""
     given_up = [Path(folder, f"given up {rank}") for rank in range(int(os.environ["WORLD_SIZE"]))]
     others = [mark for rank, mark in enumerate(given_up) if rank != int(late)]
-    while RANK == int(late) and not all(mark.exists() for mark in others):
+    while int(late) == RANK and not all(mark.exists() for mark in others):
         time.sleep(0.02)
     method = f"file://{folder}/store" if kind == "file" else None
     while not dist.is_initialized():
@@ -182,6 +183,31 @@ def again(late: str, kind: str, folder: str) -> None:
             print(f"RAISED {type(error).__name__}: {error}", flush=True)
             given_up[RANK].touch()
     use()
+
+
+def leaves() -> None:
+    """Rank 0, which does not hold the store, ends its process; later, a call of the others times out."""
+    store = torch_dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), None, False)
+    dist.init_process_group("shm", store=store, rank=RANK, world_size=3, timeout=30)
+    group = dist.new_group([1, 2])
+    if RANK == 0:
+        store.set("process", str(os.getpid()))
+        dist.destroy_process_group()
+        return
+    process = int(store.get("process"))
+    with contextlib.suppress(ProcessLookupError):
+        while True:
+            os.kill(process, 0)
+            time.sleep(0.02)
+    if RANK == 2:
+        store.get("timed out")
+        os._exit(0)
+    try:
+        dist.all_reduce(torch.ones(3), group=group, timeout=1)
+    except dist.McrError as error:
+        print(f"RAISED {type(error).__name__}: {error}", flush=True)
+    store.set("timed out", "")
+    os._exit(0)
 
 
 if __name__ == "__main__":

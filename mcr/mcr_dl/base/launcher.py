@@ -9,6 +9,7 @@ import os
 import re
 import resource
 import socket
+import stat
 import struct
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -171,6 +172,28 @@ def has_mpi_launcher(environment: Mapping[str, str] = os.environ) -> bool:
 def store_outlives(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether the launcher, rather than rank 0, holds the store."""
     return environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def holds(store: torch_dist.Store) -> bool:
+    """Whether the store ends with this process, as one of its sockets listens at the store's port."""
+    while isinstance(store, torch_dist.PrefixStore):
+        store = store.underlying_store
+    if not isinstance(store, torch_dist.TCPStore):
+        return False
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # a file that has been closed
+            if stat.S_ISSOCK(os.fstat(number).st_mode) and _listens_at(number) == store.port:
+                return True
+    return False
+
+
+def _listens_at(descriptor: int) -> int:
+    """The port at which a socket listens; -1 if it does not."""
+    with socket.socket(fileno=os.dup(descriptor)) as each:
+        if each.family not in (socket.AF_INET, socket.AF_INET6):
+            return -1
+        listens = each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        return int(each.getsockname()[1]) if listens else -1
 
 
 def make_room(launch: Launch) -> None:

@@ -109,13 +109,13 @@ def start(
         watch.prepare_folder()
     if store is None:
         store = rendezvous.meet(launch, init_method, limit)
+    if getattr(pg_options, "is_high_priority_stream", False):
+        devices.raise_priority()
     with rendezvous.named_end():
         store = lives.separate(store, launch, limit)
         device, mistake = _device(device_id, mistake)
         current = state.begin(launch, store, limit, wanted, device)
         current.passes = specifications
-        if getattr(pg_options, "is_high_priority_stream", False):
-            devices.raise_priority()
         _begin(current, tuning_table, mistake, memory)
 
 
@@ -350,8 +350,7 @@ def _at_exit() -> None:
     _C.leave()  # the system cleans up the rest
     if together:
         exit_steps.bounded(_C.shutdown)
-    if not launcher.store_outlives():
-        watch.close()
+    watch.close()
 
 
 atexit.register(_at_exit)

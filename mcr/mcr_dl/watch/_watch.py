@@ -16,7 +16,7 @@ import torch.distributed as torch_dist
 
 from mcr_dl import _C
 from mcr_dl.base import agreement
-from mcr_dl.base.launcher import store_outlives
+from mcr_dl.base.launcher import holds
 from mcr_dl.watch import _fork, _report, dump
 from mcr_dl.watch._alarm import ANSWERS, ENDED, INQUIRY, MEMBER, PARTING, Alarm, Exchange
 from mcr_dl.watch._compare import Comparison
@@ -66,6 +66,7 @@ class Watch:
         self, store: torch_dist.Store, rank: int, size: int, living: Living, *, detail: bool, former: Former | None
     ) -> None:
         self.rank, self._size, self._living = rank, size, living
+        self._holds_store = rank == 0 and holds(store)
         self._ages = _report.Ages()
         self._former = former
         number = 0 if former is None else former.alarm
@@ -143,8 +144,9 @@ class Watch:
         self._exchange.end()
 
     def close(self) -> None:
-        """The process ends, and the store with it."""
-        self._exchange.close(f"rank {self.rank}, which holds it, has ended", well=self._well)
+        """The process ends: tell the other ranks if the store ends with it."""
+        if self._holds_store:
+            self._exchange.close(f"rank {self.rank}, which holds it, has ended", well=self._well)
 
     # ---- the sampler
 
@@ -490,8 +492,8 @@ def leave_together(well: bool) -> bool:
 
 
 def close() -> None:
-    """The process ends; usually rank 0 holds the job's store: notify the other ranks."""
-    if _last is not None and _last.rank == 0:
+    """The process ends: notify the other ranks if the job's store ends with it, as it usually does with rank 0."""
+    if _last is not None:
         _last.close()
 
 
