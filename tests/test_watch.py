@@ -22,7 +22,7 @@ import torch.distributed as torch_dist
 from mcr_dl import _C, InvalidArgumentError
 from mcr_dl.libraries.pmi import host_identity
 from mcr_dl.trace.cli import main as mcr_trace
-from mcr_dl.watch import _alarm, _losses, _report, _watch, dump
+from mcr_dl.watch import _alarm, _losses, _report, dump
 from mcr_dl.watch._alarm import Alarm, Exchange
 from mcr_dl.watch._diagnosis import absent, call_text, complete, diagnose, first_difference
 from mcr_dl.watch._inquiry import Inquiries
@@ -380,21 +380,6 @@ def test_the_watch_goes_on_after_an_error(caplog: pytest.LogCaptureFixture) -> N
     finally:
         made.stop("it ends", well=True)
     assert caplog.text.count("the watch has failed") == 1
-
-
-def test_calls_that_time_out_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A later call of the group shares the diagnosis of an earlier one, unless all ranks have arrived at that."""
-    made = Watch(torch_dist.HashStore(), 0, 2, list, detail=False, former=None)
-    texts = iter(["Not arrived: rank 1.", "All ranks have arrived: late.", "Not arrived: rank 1, again."])
-    monkeypatch.setattr(made, "_inquire", lambda *_: next(texts))
-    monkeypatch.setattr(_watch, "_position", lambda _: {"group": "g", "ranks": [0, 1]})
-
-    def told(seq: int, message: bool = False) -> str:
-        return made._explanation("text", "label", seq, message, "timeout", 1.0)
-
-    assert told(5) == told(6) == told(7) == "Not arrived: rank 1."
-    assert told(4).startswith("All ranks have arrived")
-    assert told(5) == "Not arrived: rank 1, again."
 
 
 def test_other_requests_during_an_inquiry(monkeypatch: pytest.MonkeyPatch) -> None:

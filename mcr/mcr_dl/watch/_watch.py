@@ -29,6 +29,7 @@ _PERIOD = 0.1  # seconds between two samples
 _GRACE = 0.3  # after a call's timeout: most calls raise by themselves
 _ERROR_INQUIRY = 1.8  # for the other ranks' reports, if the error came without a delay of the sampler
 _LONGEST_INQUIRY = 10.0  # for reports after a timeout: half of the call's own limit, at most this
+_ROUND = 1.5  # for the inquiries of operations that time out together; the rest of these share the last diagnosis
 _LOOK, _LOOKS = 0.1, 10  # for a thread to leave its call after the communicator has been aborted
 _SAYING = 6.0  # for the last words of a process that ends itself
 _PROMPT = 1.0  # within which a call must react to Ctrl-C by itself
@@ -195,14 +196,15 @@ class Watch:
                 return
         self._end_process(text, EXIT_TIMEOUT)
 
-    def _timed_out(self, what: str, call: dict[str, Any]) -> str:
+    def _timed_out(self, what: str, call: dict[str, Any], told: str = "") -> str:
+        """The text of the error; ``told``: the diagnosis, if it is there."""
         limit = f"{call['limit'] * 1000:.0f} ms"
         text = f"{what}: {number_of(call)} timed out: still running after the timeout of {limit}"
         if call.get("behind"):
             text += f"; it is issued after {call['behind']}"
         patience = min(max(INQUIRY + 2 * self._exchange.more, call["limit"] / 2), _LONGEST_INQUIRY)
         unnumbered = call["message"] or call["op"] == "connect"
-        told = self._explanation(text, call["label"], call["seq"], unnumbered, "timeout", patience)
+        told = told or self._explanation(text, call["label"], call["seq"], unnumbered, "timeout", patience)
         return complete(text, call["label"], with_loss(told, call["label"]), timeout=True)
 
     def _still(self, activity: dict[str, Any]) -> bool:
@@ -210,9 +212,11 @@ class Watch:
         return any((each["thread"], each["turn"]) == key for each in _C.activities())
 
     def _look_at_operations(self) -> None:
+        begin = time.monotonic()
         """Fail operations past their timeout that no thread waits for, so that futures and callbacks get the error."""
         for work, known in sorted(_C.overdue(_GRACE), key=lambda each: each[1]["seq"]):
-            _C.expire(work, self._timed_out(known["what"], known))
+            shared = time.monotonic() - begin > _ROUND and self._known.label != known["label"]
+            _C.expire(work, self._timed_out(known["what"], known, self._of_another_call(0.0) if shared else ""))
 
     def compare(self) -> None:
         """Leave this process's new calls for the comparison, in detail mode."""

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of one process that time out at the same time share their diagnoses."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.distributed as torch_dist
+
+from mcr_dl.watch import _watch
+from mcr_dl.watch._watch import Watch
+
+
+def test_calls_that_time_out_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later call of the group shares the diagnosis of an earlier one, unless all ranks have arrived at that."""
+    made = Watch(torch_dist.HashStore(), 0, 2, list, detail=False, former=None)
+    texts = iter(["Not arrived: rank 1.", "All ranks have arrived: late.", "Not arrived: rank 1, again."])
+    monkeypatch.setattr(made, "_inquire", lambda *_: next(texts))
+    monkeypatch.setattr(_watch, "_position", lambda _: {"group": "g", "ranks": [0, 1]})
+
+    def told(seq: int, message: bool = False) -> str:
+        return made._explanation("text", "label", seq, message, "timeout", 1.0)
+
+    assert told(5) == told(6) == told(7) == "Not arrived: rank 1."
+    assert told(4).startswith("All ranks have arrived")
+    assert told(5) == "Not arrived: rank 1, again."
+
+
+def test_operations_of_many_groups_that_time_out_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once inquiries have taken a while, the other groups share the last diagnosis."""
+    monkeypatch.setattr(_watch, "_ROUND", -1.0)  # after the first one
+    made, asked = Watch(torch_dist.HashStore(), 0, 2, list, detail=False, former=None), list[str]()
+    expired: dict[str, str] = {}
+    facts = {"limit": 1.0, "message": False, "op": "all_reduce"}
+    works = [(label, {"what": "all_reduce", "label": label, "seq": seq, **facts}) for seq, label in enumerate("abca")]
+
+    def explain(_: str, label: str, seq: int, *__: Any) -> str:
+        asked.append(label)
+        made._known = _watch._Known(label, False, seq, "Not arrived: rank 1.", time.monotonic())
+        return made._known.told
+
+    monkeypatch.setattr(made, "_explanation", explain)
+    core = SimpleNamespace(overdue=lambda _: works, expire=expired.__setitem__, lost=lambda _: None)
+    monkeypatch.setattr(_watch, "_C", core)
+    made._look_at_operations()
+    assert asked == ["a", "a"]  # the second one is of the same group, whose diagnosis is its own
+    assert "Not arrived: rank 1." in expired["a"]
+    assert "Found for a call of a: Not arrived: rank 1." in expired["b"]
