@@ -208,7 +208,9 @@ def test_a_rank_that_does_not_start(nursery: Nursery, absent: int, texts: list[s
     jobs.end(nursery, ranks)
     for rank, text in zip(ranks, texts, strict=True):
         jobs.expect([rank], jobs.REPORTED)
-        assert re.search(f"RAISED CollectiveTimeoutError: init_process_group: timed out: (?:{text})", rank.text), rank.text
+        assert re.search(f"RAISED CollectiveTimeoutError: init_process_group: timed out: (?:{text})", rank.text), (
+            rank.text
+        )
 
 
 def test_names_that_differ_between_ranks(nursery: Nursery) -> None:
@@ -398,6 +400,15 @@ def alone(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("alone")
+def test_descriptions_of_groups() -> None:
+    """A store takes no longer keys."""
+    for text in ("x" * 1001, "ä" * 501):
+        with pytest.raises(InvalidArgumentError, match=r"^group_desc: expected at most 1000 bytes of UTF-8, got 100"):
+            mcr_dl.new_group([0], group_desc=text)
+    mcr_dl.destroy_process_group(mcr_dl.new_group([0], group_desc="x" * 1000))
+
+
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("ranks", [[0.9], ["0"], [None]])
 def test_ranks_that_are_no_whole_numbers(ranks: Any) -> None:
     with pytest.raises(InvalidTypeError, match=r"^ranks: expected whole numbers, got"):
@@ -423,15 +434,6 @@ def test_unknown_variables() -> None:
         "MCR_DL_BACKEND (did you mean MCR_DL_BACKENDS?)"
     ]
     assert variables.unknown({"MCR_DL_ZZZZZ": ""}) == ["MCR_DL_ZZZZZ"]
-
-@pytest.mark.usefixtures("alone")
-def test_descriptions_of_groups() -> None:
-    """A store takes no longer keys."""
-    for text in ("x" * 1001, "ä" * 501):
-        with pytest.raises(InvalidArgumentError, match=r"^group_desc: expected at most 1000 bytes of UTF-8, got 100"):
-            mcr_dl.new_group([0], group_desc=text)
-    mcr_dl.destroy_process_group(mcr_dl.new_group([0], group_desc="x" * 1000))
-
 
 
 def test_unknown_variables_are_warned_of(nursery: Nursery) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lives of a job that starts again or tries again: their ranks meet at one store, which keeps the keys of all lives."""
+"""The lives of a job that starts again, or tries to: their ranks meet at one store, which keeps the keys of all."""
 
 from __future__ import annotations
 

@@ -118,8 +118,9 @@ def meet(launch: launcher.Launch, init_method: str | None, timeout: timedelta) -
     if point not in _stores:
         where = init_method or ":".join(filter(None, address)) or "the launcher's address"
         # Rank 0's own errors of the network are those of its address.
-        with named_end() if launch.rank else nullcontext(), _named_timeouts(
-            f"the {launch.size} ranks have not met at {where}"
+        with (
+            named_end() if launch.rank else nullcontext(),
+            _named_timeouts(f"the {launch.size} ranks have not met at {where}"),
         ):
             _stores[point] = _rendezvous(launch, init_method, timeout)
     _stores[point].set_timeout(timeout)

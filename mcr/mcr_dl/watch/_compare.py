@@ -28,6 +28,8 @@ _RESULT, _RESULTS = "calls-result", "calls-results"  # what the groups that a ra
 _VERDICT = "calls-verdict"  # for all ranks
 _MOST_NAMED = 8  # messages without a match
 _AT_ONCE = 10_000  # batches that one request reads
+_RUNS = 20_000  # of messages in one batch: a store refuses values above 8 MiB
+_NONE = 1 << 62  # the number of no collective
 
 
 class Verdict(NamedTuple):
@@ -61,21 +63,34 @@ class _Group:
         self.awaited: list[int] = []  # the numbers of those that have not been taken yet
         self._taken = dict.fromkeys(self.ranks, 0)  # batches
         self.calls: dict[int, dict[int, _Call]] = {rank: {} for rank in self.ranks}
-        self.ends: dict[int, int] = {}  # by rank that makes no more calls, how many collectives there were
+        # By rank that makes no more calls, how many collectives there were; None: that is not known.
+        self.ends: dict[int, int | None] = {}
         self.messages = Messages(self.name)
 
-    def prepare(self, calls: list[_Call], messages: list[tuple[Any, ...]], *, lost: bool, last: bool) -> None:
-        """Make a batch of new calls. ``lost``: some of the messages are not known. ``last``: there are no more."""
+    def prepare(
+        self, calls: list[_Call], messages: list[tuple[Any, ...]], *, lost: bool, last: bool, known: bool = True
+    ) -> None:
+        """Make batches of new calls. ``lost``: some of the messages are not known. ``last``: there are no more.
+
+        ``known``: the calls of a group that has ended are; otherwise it may have made more than these.
+        """
         if self.ended:
             return
-        self.ended = last
+        self.ended, lost = last, lost or not known
         new = [call for call in calls if call["seq"] >= self.next]
         if new:
             self.next = new[-1]["seq"] + 1
         lost, self._lost = lost and not self._lost, lost or self._lost
-        if new or messages or lost or last:
-            content = {"rank": self._rank, "turn": self._made, "calls": new, "messages": messages, "lost": lost}
-            self.unsent.append(documents.dumps(content | ({"end": self.next - 1} if last else {})))
+        if not (new or messages or lost or last):
+            return
+        parts = [messages[first : first + _RUNS] for first in range(0, len(messages), _RUNS)] or [[]]
+        for number, part in enumerate(parts):
+            first, final = number == 0, number == len(parts) - 1
+            content: dict[str, Any] = {"rank": self._rank, "turn": self._made, "calls": new if first else []}
+            content |= {"messages": part, "lost": lost and first}
+            if last and final:
+                content["end"] = self.next - 1 if known else None
+            self.unsent.append(documents.dumps(content))
             self._made += 1
 
     def add(self, batch: dict[str, Any]) -> bool:
@@ -117,7 +132,7 @@ class _Group:
         return None
 
     def _compare_counts(self) -> str | None:
-        counts = {rank: self.ends[rank] for rank in self.ranks}
+        counts = {rank: end for rank in self.ranks if (end := self.ends[rank]) is not None}
         if len(set(counts.values())) < 2:
             return None
         least = min(counts.values())
@@ -145,15 +160,25 @@ class Comparison:
         self._store, self._rank, self._size = store, rank, size
         self._groups: dict[int, _Group] = {}  # by the number of their position
         self._uneven: tuple[str, str] | None = None  # the first group whose ranks made other numbers of calls
-        self._found = self._ended = self._judged = False
+        self._difference: tuple[str, str] | None = None  # the first group with another one, and its text
+        self._ended = self._judged = False
+        self._missed = False  # a step may have come too late for the last calls of a group
+        self._skipped: set[int] = set()  # positions that are not compared
         self._endings = 0  # processes that have left their last report
 
     def step(self) -> tuple[str, str] | None:
-        """Leave new calls, and compare where this rank does that: the group and the text of the first difference."""
-        if self._found:
-            return None
-        self._leave_new()
-        return self._compare()
+        """Leave new calls, and compare where this rank does that: the group and the text of the first difference.
+
+        The difference stays, as the caller may not have waited for the end of the step that has found it.
+        """
+        if self._difference is None:
+            self._leave_new()
+            self._difference = self._compare()
+        return self._difference
+
+    def miss(self) -> None:
+        """A step has not come to its end in time: groups that end now may have made calls that it has not seen."""
+        self._missed = True
 
     def unmatched(self, name: str) -> list[str]:
         """Messages of the group that have no match so far, if this rank compares them. From any thread."""
@@ -168,8 +193,8 @@ class Comparison:
             self._store.add(_ENDS, 1)
             self._ended = True
         if not self._judged and self._store.add(_ENDS, 0) == self._size:
-            found = self._compare() or self._uneven
-            self._store.set(f"{_RESULT}/{self._rank}", documents.dumps(found))
+            self._difference = self._difference or self._compare()
+            self._store.set(f"{_RESULT}/{self._rank}", documents.dumps(self._difference or self._uneven))
             self._store.add(_RESULTS, 1)
             self._judged = True
         if self._rank:
@@ -203,24 +228,35 @@ class Comparison:
 
     def _leave_new(self, *, last: bool = False) -> None:
         """Leave the new calls of all groups at the store. ``last``: this process makes no more."""
-        messages = {number: (runs, lost) for number, runs, lost in _C.take_messages()}
-        calls = {}
-        for position in _C.positions({number: group.next for number, group in self._groups.items()}):
-            number = position["number"]
-            if position["derived"]:
-                self._groups.pop(number, None)
-                continue
-            calls[number] = position["calls"]
-            if number not in self._groups and len(position["ranks"]) > 1:
-                self._groups[number] = _Group(position, self._rank)
-        for number, group in self._groups.items():
-            runs, lost = messages.get(number, ([], False))
-            group.prepare(calls.get(number, []), runs, lost=lost, last=last or number not in calls)
+        self._collect(last=last)
+        for group in self._groups.values():
             while group.unsent:
                 turn = self._store.add(f"{group.key}/made", 1)
                 self._store.set(f"{group.key}/{turn}", group.unsent[0])  # if it fails, the next number gets it
                 group.unsent.popleft()
         self._groups = {number: group for number, group in self._groups.items() if group.leads or not group.ended}
+
+    def _collect(self, *, last: bool) -> None:
+        """Take the new calls of all groups out of the core: the store may fail after that."""
+        missed, self._missed = self._missed, False
+        messages = {number: (runs, lost) for number, runs, lost in _C.take_messages()}
+        calls = {}
+        first = {number: group.next for number, group in self._groups.items()} | dict.fromkeys(self._skipped, _NONE)
+        self._skipped = set()
+        for position in _C.positions(first):
+            number = position["number"]
+            if position["derived"] or len(position["ranks"]) == 1:
+                self._groups.pop(number, None)
+                self._skipped.add(number)
+                continue
+            calls[number] = position["calls"]
+            if number not in self._groups:
+                self._groups[number] = _Group(position, self._rank)
+        for number, group in self._groups.items():
+            runs, lost = messages.get(number, ([], False))
+            gone = number not in calls
+            known = not (gone and missed)
+            group.prepare(calls.get(number, []), runs, lost=lost, last=last or gone, known=known)
 
     def _compare(self) -> tuple[str, str] | None:
         for number, group in [*self._groups.items()]:
@@ -229,7 +265,6 @@ class Comparison:
             self._take(group)
             told = group.compare()
             if told is not None:
-                self._found = True
                 return group.name, told
             if group.over():
                 told = group.compare_ends()

@@ -19,8 +19,8 @@ from mcr_dl.base import agreement
 from mcr_dl.base.launcher import holds
 from mcr_dl.watch import _fork, _report, dump
 from mcr_dl.watch._alarm import ANSWERS, ENDED, INQUIRY, MEMBER, PARTING, Alarm, Exchange
-from mcr_dl.watch._compare import Comparison
-from mcr_dl.watch._diagnosis import ARRIVED, complete, name_of, number_of, ranks_text
+from mcr_dl.watch._detail import Detail
+from mcr_dl.watch._diagnosis import ARRIVED, complete, name_of, number_of
 from mcr_dl.watch._inquiry import SAME, Inquiries, sentence, with_loss
 from mcr_dl.watch._losses import Losses
 
@@ -34,7 +34,6 @@ _LOOK, _LOOKS = 0.1, 10  # for a thread to leave its call after the communicator
 _SAYING = 6.0  # for the last words of a process that ends itself
 _PROMPT = 1.0  # within which a call must react to Ctrl-C by itself
 _FAREWELL = 10.0  # seconds for the other ranks to end too
-_COMPARISON = 5.0  # for one step of the comparison of calls
 _SPACING = 1.0  # between alarms on errors that the program may catch
 EXIT_TIMEOUT = 70  # exit codes of processes ended in a call that cannot be interrupted (sysexits.h: EX_SOFTWARE)
 EXIT_INTERRUPTED = 130
@@ -72,12 +71,12 @@ class Watch:
         self._former = former
         number = 0 if former is None else former.alarm
         self._exchange = Exchange(store, rank, size, self._answer, self._heard, number)
-        self._comparison = Comparison(self._exchange.store, rank, size) if detail else None
         self._losses = Losses(self._exchange, rank)
         self._inquiries = Inquiries(self._exchange, self._losses)
         self._well = True  # communication has ended as intended
         # Ranks are or were missing: steps at the end that would wait for them are skipped.
         self.broken = former is not None
+        self._detail = Detail(self._exchange, rank, size, self) if detail else None
         self._ending = threading.Event()
         self._inquiring = threading.Lock()
         self._known = _Known("", False, 0, "", -SAME)
@@ -122,7 +121,7 @@ class Watch:
         """The facts that a process in the place of a lost rank must know."""
         return Former(self._exchange.number, self._losses.texts)
 
-    def stop(self, reason: str, *, well: bool, by_code: bool) -> None:
+    def stop(self, reason: str, *, well: bool, by_code: bool = False) -> None:
         """End, and leave a note why this process is no longer there, and whether it ends as intended."""
         self._ending.set()
         self._well = well
@@ -212,51 +211,21 @@ class Watch:
         return any((each["thread"], each["turn"]) == key for each in _C.activities())
 
     def _look_at_operations(self) -> None:
-        begin = time.monotonic()
         """Fail operations past their timeout that no thread waits for, so that futures and callbacks get the error."""
+        begin = time.monotonic()
         for work, known in sorted(_C.overdue(_GRACE), key=lambda each: each[1]["seq"]):
             shared = time.monotonic() - begin > _ROUND and self._known.label != known["label"]
             _C.expire(work, self._timed_out(known["what"], known, self._of_another_call(0.0) if shared else ""))
 
     def compare(self) -> None:
         """Leave this process's new calls for the comparison, in detail mode."""
-        if self._comparison is None:
-            return
-        try:
-            found = self._exchange.ask(self._comparison.step, _COMPARISON)
-        except agreement.STORE_ERRORS:
-            return
-        if found is not None:
-            self._stop_desync(*found)
-
-    def _stop_desync(self, group: str, text: str, *, tell: bool = True) -> None:
-        self.broken = True
-        _C.stop_desync(text)
-        if not tell:
-            return
-        with contextlib.suppress(*agreement.STORE_ERRORS):
-            self._exchange.raise_alarm(Alarm(self.rank, "desync", group, text))
+        if self._detail is not None:
+            self._detail.compare()
 
     def compare_last(self) -> None:
-        """Wait, for some seconds, until all calls of all ranks have been compared."""
-        if self._comparison is None or self.broken:
-            return
-        verdict, deadline = None, time.monotonic() + _FAREWELL
-        reason = "some ranks have not come to their end"
-        while verdict is None and not self.broken and time.monotonic() < deadline:
-            try:
-                verdict = self._exchange.ask(self._comparison.finish, _COMPARISON)
-            except agreement.STORE_ERRORS as error:
-                reason = f"the store cannot be reached ({str(error).partition(chr(10))[0]})"
-                break
-            if verdict is None:
-                time.sleep(self._exchange.pause)
-        if verdict is not None and verdict.text:
-            self._stop_desync(verdict.group, verdict.text, tell=self.rank == 0)  # the others have read it, too
-        elif verdict is not None and verdict.missing:
-            reason = f"{ranks_text(verdict.missing)} ended without it"
-        if not self.broken and (verdict is None or verdict.missing):
-            print(f"mcr_dl: the last calls have not been compared: {reason}", file=sys.stderr, flush=True)
+        """In detail mode: wait, for some seconds, until all calls of all ranks have been compared."""
+        if self._detail is not None:
+            self._detail.compare_last()
 
     def _end_process(self, text: str, code: int) -> None:
         """End the process: nothing else ends a thread inside a library, and not even a signal handler gets to run."""
@@ -271,8 +240,7 @@ class Watch:
             self._exchange.fail()
             with contextlib.suppress(OSError, ValueError):  # closed
                 print(f"mcr_dl: {text}" + (f"\n  at {place}" if place else ""), file=sys.stderr, flush=True)
-            if self.rank == 0 and not store_outlives():
-                self.close()
+            self.close()
         finally:
             os._exit(code)
 
@@ -358,8 +326,8 @@ class Watch:
 
     def _answer(self, alarm: Alarm) -> _report.Report:
         report = _report.make(self.rank, self._size, self._ages, alarm.group)
-        if self._comparison is not None and alarm.message:
-            report["unmatched"] = self._comparison.unmatched(alarm.group)
+        if self._detail is not None and alarm.message:
+            report["unmatched"] = self._detail.unmatched(alarm.group)
         self._inquiries.note(self._exchange.number, alarm, report)
         return report
 

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``MCR_DL_DEBUG=detail`` in one process: when its calls are compared, and the consequences of a difference."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from typing import Protocol
+
+from mcr_dl import _C
+from mcr_dl.base.agreement import STORE_ERRORS
+from mcr_dl.watch._alarm import Alarm, Exchange
+from mcr_dl.watch._compare import Comparison
+from mcr_dl.watch._diagnosis import ranks_text
+
+_FAREWELL = 10.0  # seconds for the other ranks to end too
+_COMPARISON = 5.0  # for one step of the comparison of calls
+
+
+class Watched(Protocol):
+    """The part of a watch that this needs."""
+
+    broken: bool  # ranks are or were missing, or have made different calls
+
+
+class Detail:
+    """The comparison of one life. From the threads of the watch and of the program."""
+
+    def __init__(self, exchange: Exchange, rank: int, size: int, watch: Watched) -> None:
+        self._exchange, self._rank, self._watch = exchange, rank, watch
+        self._comparison = Comparison(exchange.store, rank, size)
+        self._stopped = False  # the calls of this process, because of a difference
+        self._last = False  # the last calls have been compared, or could not be
+
+    def unmatched(self, group: str) -> list[str]:
+        """Messages of the group that have no match so far, if this rank compares them."""
+        return self._comparison.unmatched(group)
+
+    def compare(self) -> None:
+        """Leave this process's new calls for the comparison."""
+        if self._stopped:
+            return
+        try:
+            found = self._exchange.ask(self._comparison.step, _COMPARISON)
+        except STORE_ERRORS:
+            self._comparison.miss()
+            return
+        if found is not None:
+            self._stop(*found)
+
+    def _stop(self, group: str, text: str, *, tell: bool = True) -> None:
+        stopped, self._stopped = self._stopped, True
+        if stopped:
+            return
+        self._watch.broken = True
+        _C.stop_desync(text)
+        if not tell:
+            return
+        with contextlib.suppress(*STORE_ERRORS):
+            self._exchange.raise_alarm(Alarm(self._rank, "desync", group, text))
+
+    def compare_last(self) -> None:
+        """Wait, for some seconds, until all calls of all ranks have been compared. A second call does nothing."""
+        if self._watch.broken or self._last:
+            return
+        self._last = True
+        verdict, deadline = None, time.monotonic() + _FAREWELL
+        reason = "some ranks have not come to their end"
+        while verdict is None and not self._watch.broken and time.monotonic() < deadline:
+            try:
+                verdict = self._exchange.ask(self._comparison.finish, _COMPARISON)
+            except STORE_ERRORS as error:
+                reason = f"the store cannot be reached ({str(error).partition(chr(10))[0]})"
+                break
+            if verdict is None:
+                time.sleep(self._exchange.pause)
+        if verdict is not None and verdict.text:
+            self._stop(verdict.group, verdict.text, tell=self._rank == 0)  # the others have read it, too
+        elif verdict is not None and verdict.missing:
+            reason = f"{ranks_text(verdict.missing)} ended without it"
+        if not self._watch.broken and (verdict is None or verdict.missing):
+            print(f"mcr_dl: the last calls have not been compared: {reason}", file=sys.stderr, flush=True)
