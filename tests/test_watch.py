@@ -428,6 +428,29 @@ def test_the_end_of_a_process_while_the_store_is_slow(well: bool) -> None:
         _C.regain(1)
 
 
+@pytest.mark.parametrize("ended", [True, False])
+def test_the_rank_that_tells_other_hosts(ended: bool) -> None:
+    """The lowest one that watches: not one that has ended communication, or that ends before it could tell."""
+    store = torch_dist.HashStore()
+    exchange = Exchange(store, 1, 4, lambda _: report([]), lambda *_: None)
+    exchange.start()
+    losses, told = Losses(exchange, 1), list[int]()
+    losses._nodes, losses._peers = [0, 0, 0, 1], SimpleNamespace(running=lambda: {0})  # type: ignore[assignment]
+    losses._tell = lambda rank, *_: told.append(rank)  # type: ignore[method-assign]
+    note = json.dumps({"well": True, "ended": "it has ended", "by_code": False})
+    try:
+        if ended:
+            store.set("watch/ended/0", note)
+        losses._ended(2, _report.identity(2), None)
+        assert told == ([2] if ended else [])
+        store.set("watch/ended/0", note)
+        losses._ended(0, _report.identity(0), None)
+        assert told == [2]
+    finally:
+        exchange.stop()
+        _C.regain(2)
+
+
 def test_identities_that_cannot_be_read(caplog: pytest.LogCaptureFixture) -> None:
     """The rank says that it notices less, and still connects to other hosts."""
     exchange = _exchange(torch_dist.HashStore())
