@@ -13,6 +13,7 @@ import torch.distributed as torch_dist
 
 from mcr_dl import _C, watch
 from mcr_dl.base.errors import CollectiveTimeoutError, DesyncError, NotInitializedError
+from mcr_dl.base.warning import warn
 from mcr_dl.groups import factory, lifecycle, torch_groups
 from mcr_dl.libraries import registry
 from mcr_dl.runtime import core_groups, handles, state
@@ -131,7 +132,8 @@ def finalize(backends: Iterable[str] | None = None) -> None:
         return
     for planner in current.planners:
         planner.backends_end(names)
-    _C.drain(list(names), factory.DRAIN)
+    if not _C.drain(list(names), factory.DRAIN):
+        warn(f"finalize({', '.join(names)}): some operations were still running and are abandoned")
     for group in current.groups.values():
         for name in names:
             group._disconnect(name)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mcr_dl.libraries.pmi import host_identity
-from mcr_dl.watch._report import Report
+from mcr_dl.watch._report import Report, pid_namespace
 
 ARRIVED = "All ranks have arrived"
 _NAMED = 8  # ranks that are described one by one
@@ -82,7 +82,8 @@ def absent(member: Mapping[str, Any] | None) -> str:
     if member is None:
         return "it has not started"
     who = f"process {member['pid']} on {member['host']}"
-    if member["system"] != host_identity():
+    # In a container, process numbers are others.
+    if member["system"] != host_identity() or member.get("processes", pid_namespace()) != pid_namespace():
         return f"it does not answer: {who} has ended, is stopped, or cannot be reached"
     try:
         state = Path(f"/proc/{member['pid']}/stat").read_text().rpartition(")")[2].split()[0]

@@ -7,7 +7,9 @@ The kernel reports the end of a process through its descriptor (pidfd), whatever
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import logging
 import os
 import select
 import signal
@@ -17,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+_log = logging.getLogger("mcr_dl")
 _REAPED = 0.05  # seconds for the parent to collect the exit status, which the kernel reports only then
 _PAUSE = 0.005
 _STOP, _ADDED = b"s", b"a"  # what the thread is woken for
@@ -44,6 +47,18 @@ def _status(descriptor: int) -> int | None:
         if time.monotonic() > deadline:
             return None
         time.sleep(_PAUSE)
+
+
+def _open(process: int) -> int | None:
+    """A descriptor of a process; None if the system has none. Raises ProcessLookupError if it has ended."""
+    try:
+        return os.pidfd_open(process)
+    except ProcessLookupError:
+        raise
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EPERM):  # an old kernel, or one that a container restricts
+            _log.warning("the end of process %d will be noticed only by time limits: %s", process, error)
+        return None
 
 
 def ending_text(status: int | None) -> str:
@@ -75,8 +90,9 @@ class Peers:
         self._wake = os.pipe()
         self._open = True  # the pipe
         for rank, member in members.items():
-            with contextlib.suppress(OSError):  # a process that has ended, or a system without such descriptors
-                self._running[os.pidfd_open(member["pid"])] = rank, member
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                if (descriptor := _open(member["pid"])) is not None:
+                    self._running[descriptor] = rank, member
         self._thread = threading.Thread(target=self._watch, name="mcr_dl peers", daemon=True)
         self._thread.start()
 
@@ -89,11 +105,11 @@ class Peers:
     def add(self, rank: int, member: dict[str, Any]) -> None:
         """Watch one more process, which may have ended already."""
         try:
-            descriptor = os.pidfd_open(member["pid"])
+            descriptor = _open(member["pid"])
         except ProcessLookupError:
             self._ended(rank, member, None)
             return
-        except OSError:  # a system without such descriptors
+        if descriptor is None:
             return
         with self._changed:
             self._running[descriptor] = rank, member
