@@ -64,6 +64,14 @@ def test_sizes_that_differ(pools: Pools) -> None:
     pools.get("processes", 2).run(shm.sizes_that_differ, limit=60)
 
 
+def test_different_roots(nursery: Nursery) -> None:
+    """Each rank takes itself for the root, and reads nothing: the next call's error names the difference."""
+    ranks = jobs.start(nursery, "troubles", ["roots", "shm"], 3)
+    jobs.end(nursery, ranks)
+    first = "collective 1 of group 'default' is broadcast(float32, 40 bytes, root 0, shm) on rank 0"
+    jobs.expect(ranks, jobs.REPORTED, "RAISED BackendError", first, "root 1, shm) on rank 1")
+
+
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_few_descriptors(pools: Pools, rank: int) -> None:
     """A rank that can open too few files is one error on all ranks, long before the group's timeout."""

@@ -135,6 +135,21 @@ TEST(ranks_with_different_counts_raise_errors) {
   }
 }
 
+// No rank reads another one's data: the next call in which some do finds the difference, whatever its size.
+TEST(ranks_that_all_take_themselves_for_the_root_raise_errors_later) {
+  for (const auto op : {Op::broadcast, Op::scatter}) {
+    for (const auto& [count, later] : {std::pair{9, 9}, std::pair{9, 100'000}, std::pair{100'000, 9}}) {
+      together(2, [&](shm::Engine& engine, int rank) {
+        auto block = values(rank, count), whole = values(rank, 2 * count), sum = values(rank, later);
+        run(engine, call_of(op, op == Op::scatter ? &whole : nullptr, &block, rank));
+        const auto failure = failure_in_time(engine, call_of(Op::all_reduce, nullptr, &sum));
+        CHECK(failure.code == ErrorCode::Backend && check::has(failure.text, kDifferent));
+        CHECK(sum == values(rank, later));
+      });
+    }
+  }
+}
+
 TEST(equal_counts_match_a_call_without_counts) {
   together(2, [](shm::Engine& engine, int rank) {
     if (rank == 0) return run(engine, Vectored(Op::all_gather, 10, 20, {}, {10, 10}).call());

@@ -427,6 +427,16 @@ def sizes(backend: str) -> None:
     os._exit(3)
 
 
+def roots(backend: str) -> None:
+    """Each rank takes itself for the root, so that none reads what another one has sent, before the next call."""
+    dist.init_process_group(backend, timeout=LONG)
+    x = torch.ones(10)
+    dist.broadcast(x, src=dist.get_rank())
+    expect("a difference", lambda: dist.all_reduce(x))
+    time.sleep(1)
+    os._exit(3)
+
+
 def many_pending(backend: str) -> None:
     """Many pending operations, of which the three newest have a shorter timeout."""
     dist.init_process_group(backend, timeout=LONG)

@@ -66,14 +66,14 @@ class Blocks {
     if (!call_.vectored) return size_ * length(0);
     return offset(size_);
   }
-  /// 16 bits that are equal on ranks that have made the same call, and almost certainly different otherwise.
+  /// Equal on ranks that have made the same call, and almost certainly different otherwise.
   uint64_t digest() const {
     auto parts = static_cast<uint64_t>(call_.op) | static_cast<uint64_t>(total()) << 24;
     if (reduces()) parts ^= static_cast<uint64_t>(call_.red) << 8 | static_cast<uint64_t>(call_.dtype) << 16;
     auto all = mcr::digest(mcr::digest(0, parts), rooted() ? static_cast<uint64_t>(call_.root) : 0);
     if (call_.vectored) [[unlikely]]
       all = with_counts(all);
-    return all >> 48;
+    return all;
   }
   /// The offset of the block to `rank` if the blocks are contiguous.
   int64_t offset(int rank) const {
@@ -112,6 +112,19 @@ class Blocks {
   const int rank_, size_;
   const int64_t element_;
   const Extent extent_;
+};
+
+/// The collectives of a group so far, in the order of issue: equal on all its ranks if all their calls were.
+class History {
+ public:
+  /// Adds a call as it begins, and returns 16 bits of this call and of all before it.
+  uint64_t add(const Blocks& blocks) {
+    calls_ = mcr::digest(calls_, blocks.digest());
+    return calls_ >> 48;
+  }
+
+ private:
+  uint64_t calls_ = 0;
 };
 
 }  // namespace mcr::shm

@@ -134,11 +134,11 @@ Engine::Engine(const GroupSpec& spec, Meeting meeting)
       segment_(std::move(meeting.segment)),
       peers_(std::move(meeting.peers)),
       waiting_(*segment_, rank_, meeting.cores, meeting.remote_fences),
-      steps_(*segment_, rank_),
+      steps_(*segment_, history_, rank_),
       memory_(std::move(meeting.processes), std::move(meeting.heaps)),
       pieces_(*segment_, rank_),
       offers_(*segment_, rank_),
-      pipeline_(*segment_, pieces_, offers_, memory_, rank_, meeting.streams),
+      pipeline_(*segment_, history_, pieces_, offers_, memory_, rank_, meeting.streams),
       messages_(*segment_, memory_, rank_),
       forks_(count_forks()) {}
 

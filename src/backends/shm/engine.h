@@ -99,6 +99,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Peers peers_;
   Waiting waiting_;
   std::atomic<bool> busy_{false};  // held by Turn; guards what follows
+  History history_;
   Steps steps_;
   const PeerMemory memory_;
   Pieces pieces_;

@@ -22,7 +22,7 @@ struct alignas(kLine) Slot {
   static constexpr int64_t kInside = kLine - 8;  // bytes that arrive with the number, in one cache line
   static constexpr int64_t kBytes = 4096;        // bytes that arrive in the following lines
 
-  Counter step;  // 1 + the last step that the rank has reached in this slot, with the call's digest (Steps)
+  Counter step;  // 1 + the last step that the rank has reached in this slot, with a digest of its calls (Steps)
   std::byte inside[kInside];
   std::byte data[kBytes];
 
@@ -41,7 +41,7 @@ struct Counts {
   alignas(kLine) Counter copied_in;
   // Stored before `copied_in`:
   Counter offered;                          // 1 + the first piece of the last call with an offer (Offers)
-  std::atomic<uint16_t> calls[kMostAhead];  // Blocks::digest() of the call that begins with a piece
+  std::atomic<uint16_t> calls[kMostAhead];  // History of the call that begins with a piece
   Ways ways;                                // how the pieces were written (Writing): one bit per slot
   alignas(kLine) Counter combined;
   Ways result_ways;  // stored before `combined`; like `ways`, of what the rank has combined

@@ -11,11 +11,11 @@
 
 namespace mcr::shm {
 
-/// The Error for a rank of the group that has made another call than this one.
+/// The Error for a rank of the group that has made another call than this one, or before this one.
 inline Error different_calls(int rank) {
   return {ErrorCode::Backend,
           "shm: the ranks have made different calls: expected equal operations, sizes, types and "
-          "roots, got others on rank " +
+          "roots in this call and all before it, got others on rank " +
               std::to_string(rank) + " of the group"};
 }
 [[noreturn]] inline void differs(int rank) { throw different_calls(rank); }
@@ -51,11 +51,12 @@ class Pieces {
     const auto ahead = segment_.layout().pieces_ahead();
     return number < ahead || all(&Known::finished, &Counts::finished, number + 1 - ahead);
   }
-  /// Says which call begins with a piece whose slot is free. The counter `copied_in` announces it.
+  /// Says which call (History) begins with a piece whose slot is free. The counter `copied_in` announces it.
   void begin(uint64_t first, uint64_t digest) {
     own().calls[first % kMostAhead].store(static_cast<uint16_t>(digest), std::memory_order_relaxed);
   }
-  /// Throws Error if a rank, whose counter `copied_in` has announced the first piece, has made another call.
+  /// Throws Error if a rank, whose counter `copied_in` has announced the first piece, has made another call, now or
+  /// before.
   void check(int rank, uint64_t first, uint64_t digest) {
     if (segment_.counts(rank).calls[first % kMostAhead].load(std::memory_order_relaxed) != digest) differs(rank);
   }

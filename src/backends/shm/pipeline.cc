@@ -20,8 +20,10 @@ constexpr int64_t kRead = 512 << 10;
 
 }  // namespace
 
-Pipeline::Pipeline(Segment& segment, Pieces& pieces, Offers& offers, const PeerMemory& memory, int rank, bool streams)
+Pipeline::Pipeline(Segment& segment, History& history, Pieces& pieces, Offers& offers, const PeerMemory& memory,
+                   int rank, bool streams)
     : segment_(segment),
+      history_(history),
       pieces_(pieces),
       offers_(offers),
       memory_(memory),
@@ -54,7 +56,7 @@ void Pipeline::begin(const Blocks& blocks, Position& position) {
   position.first = pieces_.take(position.pieces);
   position.begun = true;
   std::ranges::fill(given_, Given{});
-  position.digest = blocks.digest();
+  position.digest = history_.add(blocks);
   position.way = exchanging_.begin(blocks);
   position.offers = lies_in_heap(blocks);
   if (position.offers) position.way.reset();

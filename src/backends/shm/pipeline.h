@@ -33,11 +33,12 @@ class Pipeline {
     int next = 0;                                        // the rank to copy out next, counted from this one
     bool offers = false;
     std::optional<Writing::Way> way;  // in which this rank gives its data, if Exchanging has chosen it
-    uint64_t digest = 0;              // of the call
+    uint64_t digest = 0;              // of the call and those before
   };
 
   /// `streams`: pieces may be written past the caches (Writing); equal on all ranks, as it decides on their size.
-  Pipeline(Segment& segment, Pieces& pieces, Offers& offers, const PeerMemory& memory, int rank, bool streams);
+  Pipeline(Segment& segment, History& history, Pieces& pieces, Offers& offers, const PeerMemory& memory, int rank,
+           bool streams);
 
   /// Makes progress without waiting, as far as the burst goes. True once the call is complete. Throws Error if a rank
   /// has withdrawn its offer.
@@ -77,6 +78,7 @@ class Pipeline {
   using Known = Pieces::Known;
 
   Segment& segment_;
+  History& history_;
   Pieces& pieces_;
   Offers& offers_;
   const PeerMemory& memory_;

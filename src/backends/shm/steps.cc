@@ -22,8 +22,9 @@ void prepare_write(const Slot& slot) {
 
 }  // namespace
 
-Steps::Steps(Segment& segment, int rank)
+Steps::Steps(Segment& segment, History& history, int rank)
     : segment_(segment),
+      history_(history),
       rank_(rank),
       size_(segment.layout().ranks()),
       reached_(static_cast<std::size_t>(size_)),
@@ -63,7 +64,7 @@ void Steps::check(int rank) {
 }
 
 void Steps::write(const Blocks& blocks) {
-  digest_ = blocks.digest() << kDigestAt;
+  digest_ = history_.add(blocks) << kDigestAt;
   auto& slot = segment_.slot(rank_, step_);
   auto* const data = slot.at(blocks.total());
   if (blocks.gives(rank_)) {
