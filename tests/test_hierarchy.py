@@ -59,6 +59,11 @@ def test_life(pools: Pools) -> None:
     pools.get("processes", 4).run(hierarchy.life)
 
 
+def test_a_part_that_cannot_be_connected(pools: Pools) -> None:
+    """Neither a new group nor a pass leaves groups behind, and both work when they are made again."""
+    pools.get("processes", 4).run(hierarchy.without_memory)
+
+
 def test_three_dimensions(pools: Pools) -> None:
     """Chunks in orders of three dimensions, each on its own library."""
     pools.get("processes", 8).run(hierarchy.three_dimensions, limit=120)

@@ -18,7 +18,8 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 import mcr_dl
-from mcr_dl import _C, InvalidArgumentError, NotInitializedError
+from mcr_dl import _C, BackendUnavailableError, InvalidArgumentError, NotInitializedError
+from mcr_dl.libraries import shm
 from mcr_dl.runtime import lines, state
 from mcr_dl.testing import checks
 from mcr_dl.testing.calls import Case
@@ -70,6 +71,24 @@ _shape: list[int] | None = None  # of the running session
 
 
 def _start(shape: Sequence[int]) -> None:
+@contextmanager
+def _memory_for(number: int) -> Iterator[None]:
+    """The host has memory for so many groups on shared memory."""
+    connected = 0
+
+    def argument(*_: object) -> None:
+        nonlocal connected
+        connected += 1
+        if connected > number:
+            raise BackendUnavailableError("no memory left on this host")
+
+    shm.LIBRARY.argument = argument  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del shm.LIBRARY.argument
+
+
     """Start on a grid whose ranks are in this order, or on uneven hosts, unless that runs."""
     global _shape
     names = [*BACKENDS[:-1], *NEEDED, BACKENDS[-1], *(GRIDS if shape else ())]
@@ -198,10 +217,93 @@ def three_dimensions() -> None:
     session.stop()
 
 
+def without_memory() -> None:
+    """A part of a hierarchy cannot be connected: nothing is left of the group or of its pass, and both can be made
+    later."""
+    _start([0, 1, 2, 3])
+    current, names = state.current(), ("gloo", "hier(shm,gloo)")
+
+    def groups() -> tuple[set[str], dict[str, list[str]]]:
+        return set(current.groups), {name: [*shadows] for name, shadows in current.shadows.items() if shadows}
+
+    before = groups()
+    with _memory_for(1):
+        expect(BackendUnavailableError, lambda: mcr_dl.new_group(backend=names), "no memory left")
+    assert groups() == before
+    group = mcr_dl.new_group(backend=names)
+    with _memory_for(1):
+        expect(BackendUnavailableError, lambda: mcr_dl.set_passes(["compress"], group), "no memory left")
+    mcr_dl.set_passes(["compress"], group)
+    tensor = torch.ones(40_000)
+    mcr_dl.all_reduce(tensor, backend="hier(shm,gloo)|bf16", group=group)
+    assert tensor.eq(mcr_dl.get_world_size()).all()
+    mcr_dl.destroy_process_group(group)
+    assert groups() == before
+
+
 def automatic(table: str) -> None:
     """A topology whose dimensions name backends adds a candidate of Themis to those of auto, which chooses it where the
     table has it for the cheapest."""
     session.stop()
+def groups_of_three_dimensions() -> None:
+    """Subgroups have the lines of the job's dimensions, whichever they have themselves; they leave out the candidates
+    that need more."""
+    session.stop()
+    names = ["gloo", "hier(shm,gloo)", "hier(shm,shm,gloo)"]
+    with _grid(sizes=(2, 2, 2)):
+        mcr_dl.init_process_group(names)
+    rank = mcr_dl.get_rank()
+    for ranks, fitting in (
+        ([0, 1, 2, 3, 4, 5, 6, 7], 3),
+        ([0, 1, 3, 4, 5, 6, 7], 3),  # lines of different lengths
+        ([0, 1, 4, 5], 2),
+        ([0, 1, 2, 3], 2),
+        ([0, 2, 4, 6], 1),
+        ([0, 1], 1),
+    ):
+        group = mcr_dl.new_group(ranks)
+        if rank not in ranks:
+            continue
+        assert mcr_dl.get_backends(group) == names[:fitting], (ranks, mcr_dl.get_backends(group))
+        for backend in names[:fitting]:
+            tensor = torch.full((5000,), float(rank))
+            mcr_dl.all_reduce(tensor, group=group, backend=backend)
+            assert tensor.eq(sum(ranks)).all()
+        wrong = (
+            (names[:2], fitting < 2, "expected a topology of two dimensions"),
+            ([names[0], names[2]], fitting < 3, "expected a topology of 3 dimensions"),
+        )
+        for named, fails, text in wrong:
+            if fails:
+                make = partial(mcr_dl.new_group, ranks, backend=named, use_local_synchronization=True)
+                expect(InvalidArgumentError, make, text)
+    session.stop()
+
+
+def without_memory() -> None:
+    """A part of a hierarchy cannot be connected: nothing is left of the group or of its pass, and both can be made
+    later."""
+    _start([0, 1, 2, 3])
+    current, names = state.current(), ("gloo", "hier(shm,gloo)")
+
+    def groups() -> tuple[set[str], dict[str, list[str]]]:
+        return set(current.groups), {name: [*shadows] for name, shadows in current.shadows.items() if shadows}
+
+    before = groups()
+    with _memory_for(1):
+        expect(BackendUnavailableError, lambda: mcr_dl.new_group(backend=names), "no memory left")
+    assert groups() == before
+    group = mcr_dl.new_group(backend=names)
+    with _memory_for(1):
+        expect(BackendUnavailableError, lambda: mcr_dl.set_passes(["compress"], group), "no memory left")
+    mcr_dl.set_passes(["compress"], group)
+    tensor = torch.ones(40_000)
+    mcr_dl.all_reduce(tensor, backend="hier(shm,gloo)|bf16", group=group)
+    assert tensor.eq(mcr_dl.get_world_size()).all()
+    mcr_dl.destroy_process_group(group)
+    assert groups() == before
+
+
     with _grid(sizes=(2, 2), backends=("gloo", "mpi")):
         mcr_dl.init_process_group("auto", tuning_table=table)
         assert "themis(mpi,gloo)" in mcr_dl.get_backends(), mcr_dl.get_backends()

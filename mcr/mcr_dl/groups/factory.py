@@ -37,10 +37,17 @@ def make_group(
     if line:
         backends = lines.that_fit(backends, ranks)
     group = core_groups.make(name, ranks, backends, timeout, mpi_comm=mpi_comm, patience=patience)
-    if not line:
-        tried.follow(group)
-    add_passes(group)
-    add_dimensions(group, given=None if mpi_comm is None and not line else {})
+    try:
+        if not line:
+            tried.follow(group)
+        add_passes(group)
+        add_dimensions(group, given=None if mpi_comm is None and not line else {})
+    except BaseException:
+        try:
+            end_dimensions(group)
+        finally:
+            core_groups.forget_group(group)
+        raise
     return group
 
 
@@ -56,9 +63,9 @@ def add_dimensions(group: _C.Group, given: dict[str, _C.Group] | None = None) ->
     current = state.current()
     nodes = [] if current.knowledge is None else current.knowledge.nodes
     held = dimensions.Held(dimensions.grid_of_members(current.grid, nodes, group.ranks), given or {})
+    current.topologies[group.name()] = held  # before its groups are made, which end with it
     for index in dimensions.with_groups(held.grid, group.size()) if given is None else []:
         make_line(group, held, index)
-    current.topologies[group.name()] = held
 
 
 def make_line(group: _C.Group, held: dimensions.Held, index: int, turn: int = -1) -> _C.Group:

@@ -41,6 +41,48 @@ def is_stuck(name: str) -> bool:
     return name in _left and not _left[name].done()
 
 
+def holds_stuck(group: _C.Group) -> bool:
+    """Whether a thread of this process is still inside a library of the group (``is_stuck``)."""
+    return any(is_stuck(each) for name in group.backends for each in registry.together(name))
+
+
+def is_broken(group: _C.Group) -> bool:
+    """Whether a member's process has been lost since the group was made."""
+    return _C.lost(group._label) is not None
+
+
+def close(name: str) -> None:
+    """End a group, as far as it was made, and the groups that belong to it, without waiting for anything."""
+    current = state.current()
+    for each in current.shadows.pop(name, []):
+        close(each)
+    current.endings.pop(name, None)
+    current.broken = {each: count for each, count in current.broken.items() if not each.startswith(f"{name}/")}
+    for key in [key for key in current.networks if key[0] == name]:
+        del current.networks[key]
+    group = current.groups.pop(name, None)
+    if group is None:
+        return
+    if (is_broken(group) and any(map(registry.of_all_ranks, group.backends))) or holds_stuck(group):
+        _C.keep_forever(group)  # closing may wait for the lost rank, or for a thread that does
+    else:
+        group._close()
+
+
+@contextlib.contextmanager
+def undone(name: str) -> Iterator[None]:
+    """If the block raises, end the groups that it has made for the group: a later try makes them again."""
+    current = state.current()
+    before = len(current.shadows.get(name, []))
+    try:
+        yield
+    except BaseException:
+        for each in current.shadows.get(name, [])[before:] if state.is_initialized() else []:
+            current.shadows[name].remove(each)
+            close(each)
+        raise
+
+
 def connect(
     group: _C.Group, names: Iterable[str], *, mpi_comm: int | None = None, patience: float | None = None
 ) -> None:
@@ -50,31 +92,42 @@ def connect(
     All members give the same value and have just met. Raises CollectiveTimeoutError if they do not suffice.
     """
     watch.refuse_fork()
+    turn = state.current().count(f"connect {group.name()}")  # all members call this equally often
+    with undone(group.name()):
+        for name in names:
+            if not registry.is_hierarchical(name):
+                _connect_library(group, name, turn, mpi_comm, patience)
+            elif _C.Candidate(name).algorithm == "themis":
+                _connect_themis(group, name, patience)
+            else:
+                _connect_hierarchy(group, name, patience)
+
+
+def _connect_library(group: _C.Group, name: str, turn: int, mpi_comm: int | None, patience: float | None) -> None:
+    """Make the communicator of one library, or of two that are striped.
+
+    ``turn``: the number of the attempt to connect the group, which must not read the keys of an earlier one.
+    """
     current = state.current()
-    for name in names:
-        if registry.is_hierarchical(name):
-            _CONNECT[_C.Candidate(name).algorithm](group, name, patience)
-            continue
-        path, library = registry.load(name), registry.describe(name)
-        adopted = mpi_comm if library.communicators else None
-        if library.together and adopted is None and name not in current.backends:
-            message = f"backend: {name!r} starts on all ranks together, so it must be named at init_process_group()"
-            raise NotInitializedError(message)
-        library.start(current.store, current.launch.rank, current.launch.size)
-        later = library.reads_later(group.size())
-        store = _store(group, f"{group.name()}/{name}", apart=later)
-        argument = _unless_lost(group, partial(library.argument, store, group)) if adopted is None else adopted
-        turn = current.count(f"connect {group.name()} {name}")
-        meeting = _store(group, f"connect/{group.name()}/{name}/{turn}")
-        connecting = partial(group._connect, name, path, argument, meeting)
-        if library.together and patience is not None:
-            _connect_patiently(group, name, connecting, patience)
-        else:
-            with _kept(argument):
-                if (library.together or later) and group.size() > 1:
-                    _meet(group, meeting)
-                connecting()
-        library.started()
+    path, library = registry.load(name), registry.describe(name)
+    adopted = mpi_comm if library.communicators else None
+    if library.together and adopted is None and name not in current.backends:
+        message = f"backend: {name!r} starts on all ranks together, so it must be named at init_process_group()"
+        raise NotInitializedError(message)
+    library.start(current.store, current.launch.rank, current.launch.size)
+    later = library.reads_later(group.size())
+    store = _store(group, f"{group.name()}/{name}/{turn}", apart=later)
+    argument = _unless_lost(group, partial(library.argument, store, group)) if adopted is None else adopted
+    meeting = _store(group, f"connect/{group.name()}/{name}/{turn}")
+    connecting = partial(group._connect, name, path, argument, meeting)
+    if library.together and patience is not None:
+        _connect_patiently(group, name, connecting, patience)
+    else:
+        with _kept(argument):
+            if (library.together or later) and group.size() > 1:
+                _meet(group, meeting)
+            connecting()
+    library.started()
 
 
 @contextlib.contextmanager
@@ -270,6 +323,3 @@ def _part(group: _C.Group, title: str, members: list[int], names: Iterable[str],
     connect(made, dict.fromkeys(names), patience=patience)
     current.add_shadow(group.name(), made)
     return made
-
-
-_CONNECT = {"hier": _connect_hierarchy, "themis": _connect_themis}

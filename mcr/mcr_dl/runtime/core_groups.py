@@ -8,7 +8,6 @@ from datetime import timedelta
 
 from mcr_dl import _C, watch
 from mcr_dl.base.errors import BackendUnavailableError, CollectiveTimeoutError, InvalidArgumentError
-from mcr_dl.libraries import registry
 from mcr_dl.runtime import communicators, devices, state, trials
 
 # All ranks raise these together at a start, or have waited for each other in vain.
@@ -31,8 +30,9 @@ def make(
     current = state.current()
     names = list(backends)
     group = _C.Group(name, ranks, ranks.index(current.launch.rank), timeout, max(current.device, 0))
-    communicators.connect(group, names, mpi_comm=mpi_comm, patience=patience)
-    equip(group, names)
+    with communicators.undone(name):
+        communicators.connect(group, names, mpi_comm=mpi_comm, patience=patience)
+        equip(group, names)
     return group
 
 
@@ -47,7 +47,7 @@ def equip(group: _C.Group, names: list[str]) -> None:
 
 def is_broken(group: _C.Group) -> bool:
     """Whether a member's process has been lost since the group was made."""
-    return _C.lost(group._label) is not None
+    return communicators.is_broken(group)
 
 
 def with_shadows(group: _C.Group) -> list[_C.Group]:
@@ -55,10 +55,6 @@ def with_shadows(group: _C.Group) -> list[_C.Group]:
     current = state.current()
     shadows = [current.groups[name] for name in current.shadows.get(group.name(), []) if name in current.groups]
     return [group, *(each for shadow in shadows for each in with_shadows(shadow))]
-
-
-def _is_stuck(group: _C.Group) -> bool:
-    return any(communicators.is_stuck(each) for name in group.backends for each in registry.together(name))
 
 
 def end_works(groups: Iterable[_C.Group]) -> None:
@@ -85,7 +81,7 @@ def forget(error: BaseException | None = None) -> None:
         watch.stop(f"init_process_group() has raised {type(error).__name__}: {error}", well=False)
     watch.stop()
     for group in state.living():
-        if is_broken(group) or _is_stuck(group):
+        if is_broken(group) or communicators.holds_stuck(group):
             _C.keep_forever(group)
         else:
             group._close()
@@ -97,19 +93,4 @@ def forget_group(group: _C.Group) -> None:
     """As ``abandon``, for one group and the groups that its passes and candidates use."""
     watch.compare()
     end_works(with_shadows(group))
-    _close(group.name())
-
-
-def _close(name: str) -> None:
-    current = state.current()
-    for each in current.shadows.pop(name, []):
-        _close(each)
-    current.endings.pop(name, None)
-    current.broken = {each: count for each, count in current.broken.items() if not each.startswith(f"{name}/")}
-    for key in [key for key in current.networks if key[0] == name]:
-        del current.networks[key]
-    group = current.groups.pop(name)
-    if (is_broken(group) and any(map(registry.of_all_ranks, group.backends))) or _is_stuck(group):
-        _C.keep_forever(group)  # closing may wait for the lost rank, or for a thread that does
-    else:
-        group._close()
+    communicators.close(group.name())
