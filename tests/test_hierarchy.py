@@ -64,6 +64,11 @@ def test_a_part_that_cannot_be_connected(pools: Pools) -> None:
     pools.get("processes", 4).run(hierarchy.without_memory)
 
 
+def test_groups_of_three_dimensions(pools: Pools) -> None:
+    """Subgroups take over the candidates for whose parts they have lines."""
+    pools.get("processes", 8).run(hierarchy.groups_of_three_dimensions)
+
+
 def test_three_dimensions(pools: Pools) -> None:
     """Chunks in orders of three dimensions, each on its own library."""
     pools.get("processes", 8).run(hierarchy.three_dimensions, limit=120)

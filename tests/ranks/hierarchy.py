@@ -60,7 +60,11 @@ def _grid(
 def _uneven() -> Iterator[None]:
     """As if the last rank had a host of its own."""
     of = lines.of
-    lines.of = lambda ranks: [list(range(len(ranks) - 1)), [len(ranks) - 1]] if len(ranks) > 2 else of(ranks)
+
+    def uneven(ranks: Sequence[int], level: int = 0) -> list[list[int]]:
+        return [list(range(len(ranks) - 1)), [len(ranks) - 1]] if len(ranks) > 2 else of(ranks, level)
+
+    lines.of = uneven
     try:
         yield
     finally:

@@ -84,10 +84,16 @@ def undone(name: str) -> Iterator[None]:
 
 
 def connect(
-    group: _C.Group, names: Iterable[str], *, mpi_comm: int | None = None, patience: float | None = None
+    group: _C.Group,
+    names: Iterable[str],
+    *,
+    mpi_comm: int | None = None,
+    patience: float | None = None,
+    level: int = 0,
 ) -> None:
     """Make the group's communicators. Collective over its members.
 
+    ``level``: of the lines that a hierarchy of the group begins with (``lines.of``).
     ``patience``: seconds for a library that starts on all ranks of a job together, as some ranks of the job are lost.
     All members give the same value and have just met. Raises CollectiveTimeoutError if they do not suffice.
     """
@@ -100,7 +106,7 @@ def connect(
             elif _C.Candidate(name).algorithm == "themis":
                 _connect_themis(group, name, patience)
             else:
-                _connect_hierarchy(group, name, patience)
+                _connect_hierarchy(group, name, patience, level)
 
 
 def _connect_library(group: _C.Group, name: str, turn: int, mpi_comm: int | None, patience: float | None) -> None:
@@ -226,22 +232,21 @@ def _store(group: _C.Group, name: str, *, apart: bool = False) -> torch_dist.Sto
     return made
 
 
-def _connect_hierarchy(group: _C.Group, name: str, patience: float | None) -> None:
+def _connect_hierarchy(group: _C.Group, name: str, patience: float | None, level: int) -> None:
     """Make the communicators of the group's lines, in one order on all ranks, and the candidate that uses them.
 
-    Raises InvalidArgumentError, on all ranks, if the group's topology has one dimension only.
+    Raises InvalidArgumentError, on all ranks, if the group's topology has too few dimensions.
     """
     registry.load(name)
-    rows = lines.of(group.ranks)
-    lines.require(rows, f"backend: {name!r}")
     inner, *outer = _C.Candidate(name).parts
+    rows = lines.require(group.ranks, 1 + len(outer), f"backend: {name!r}", level)
     across = outer[0] if len(outer) == 1 else f"hier({','.join(outer)})"
     together = _Together(group, name)
     parts: list[tuple[_C.Group | None, str]] = []
     for index, members in enumerate(_C.members_of_lines(rows, group.rank())):
         candidate = across if index == 1 else inner
         names = [*registry.with_parts(outer[-1:]), across] if index == 1 else registry.with_parts([inner])
-        made = together.part(f"{name}-{index}", members if len(members) > 1 else [], names, patience)
+        made = together.part(f"{name}-{index}", members if len(members) > 1 else [], names, patience, level + 1)
         parts.append((made, candidate))
     group._connect_hierarchy(name, rows, parts)
 
@@ -295,15 +300,19 @@ class _Together:
         group = self._group
         return agreement.agree(self._store, group.rank(), group.size(), key, value, decide, function=function)
 
-    def part(self, title: str, members: list[int], names: Iterable[str], patience: float | None) -> _C.Group | None:
+    def part(
+        self, title: str, members: list[int], names: Iterable[str], patience: float | None, level: int = 0
+    ) -> _C.Group | None:
         """The connected group of these ranks of the group; None without ranks. Collective over the group.
+
+        ``level``: as for ``connect``.
 
         Raises BackendUnavailableError on all ranks, with the cause, if one of them cannot connect. A rank that is lost
         does not come to the agreement: the others find that by themselves.
         """
         made, problem = None, ""
         try:
-            made = _part(self._group, title, members, names, patience) if members else None
+            made = _part(self._group, title, members, names, patience, level) if members else None
         except PeerLostError:
             raise
         except Exception as error:
@@ -314,12 +323,14 @@ class _Together:
         return made
 
 
-def _part(group: _C.Group, title: str, members: list[int], names: Iterable[str], patience: float | None) -> _C.Group:
+def _part(
+    group: _C.Group, title: str, members: list[int], names: Iterable[str], patience: float | None, level: int
+) -> _C.Group:
     """A connected group of some ranks of a group, which ends with it. Collective over them."""
     current = state.current()
     ranks = [group.ranks[rank] for rank in members]
     name = f"{group.name()}/{title}-{ranks[0]}"
     made = _C.Group(name, ranks, ranks.index(current.launch.rank), group.timeout)
-    connect(made, dict.fromkeys(names), patience=patience)
+    connect(made, dict.fromkeys(names), patience=patience, level=level)
     current.add_shadow(group.name(), made)
     return made

@@ -17,19 +17,22 @@ def _nodes() -> list[int]:
     return [] if knowledge is None else knowledge.nodes
 
 
-def of(ranks: Sequence[int]) -> list[list[int]]:
+def of(ranks: Sequence[int], level: int = 0) -> list[list[int]]:
     """The group ranks of each line of a group of these global ranks: of the job's topology, else of each host.
 
-    Lines may have different lengths, for example of hosts with different numbers of ranks.
+    ``level``: 0 for the job's innermost dimension of several ranks, 1 for all ranks that differ in the next one too.
+    All ranks are one line at levels that the job does not have. Lines may have different lengths, for example of hosts
+    with different numbers of ranks.
     """
     current = state.current()
     places: list[tuple[tuple[int, ...], tuple[int, ...]]]  # the line, and the place in it
     if current.grid is None:
-        nodes = _nodes()
+        nodes = [] if level else _nodes()
         places = [((nodes[rank] if nodes else 0,), (index,)) for index, rank in enumerate(ranks)]
     else:
+        # Of the job, and not of these ranks: groups with one rank of each host have no line within a host.
+        width = next(iter(_wide(current.grid)[level:]), 0)
         coordinates = [tuple(current.grid.coordinates(rank)) for rank in ranks]
-        width = max((d for d in range(len(coordinates[0])) if len({one[d] for one in coordinates}) > 1), default=0)
         places = [(one[:width], one[width:]) for one in coordinates]
     rows: dict[object, list[int]] = {}
     for rank in sorted(range(len(ranks)), key=lambda index: places[index]):
@@ -37,14 +40,40 @@ def of(ranks: Sequence[int]) -> list[list[int]]:
     return list(rows.values())
 
 
-def require(rows: list[list[int]], what: str) -> None:
-    """Raise InvalidArgumentError unless there are several lines, and several ranks in one of them."""
-    if len(rows) > 1 and max(map(len, rows)) > 1:
-        return
-    shape = ", ".join(str(len(row)) for row in rows)
+def _steps(ranks: Sequence[int], count: int, level: int = 0) -> list[list[list[int]]]:
+    """The lines of a hierarchy of ``count`` backends at each level: of the ranks, then of one rank of each line, ...
+
+    They have one shape for every rank that communicates with the other lines, as the ranks of a line do not differ in
+    outer dimensions.
+    """
+    found = []
+    for each in range(level, level + count - 1):
+        rows = of(ranks, each)
+        found.append(rows)
+        ranks = [ranks[row[0]] for row in rows]
+    return found
+
+
+def _flat(rows: list[list[int]]) -> bool:
+    return len(rows) < 2 or max(map(len, rows)) < 2
+
+
+def require(ranks: Sequence[int], count: int, what: str, level: int = 0) -> list[list[int]]:
+    """The lines of a hierarchy of ``count`` backends on these global ranks. ``level``: as for ``of``.
+
+    Raises InvalidArgumentError unless there are several lines, and several ranks in one of them, for each backend but
+    the last one.
+    """
+    steps = _steps(ranks, count, level)
+    if not any(map(_flat, steps)):
+        return steps[0]
+    wanted = "two dimensions, such as several hosts with several ranks each"
+    if count > 2:
+        wanted = f"{count} dimensions of several ranks, one for each backend"
+    shapes = ", and across these lines of ".join(", ".join(str(len(row)) for row in rows) for rows in steps)
     message = (
-        f"{what}: expected a topology of two dimensions, such as several hosts with several ranks each, got lines of "
-        f"{shape} ranks; name the topology's file in {dimensions.VARIABLE}, or leave this backend out"
+        f"{what}: expected a topology of {wanted}, got lines of {shapes} ranks; name the topology's file in "
+        f"{dimensions.VARIABLE}, or leave this backend out"
     )
     raise InvalidArgumentError(message)
 
@@ -63,17 +92,21 @@ def _wide(grid: _C.Topology) -> list[int]:
     return [index for index, row in reversed(list(enumerate(grid.dimensions))) if row[1] > 1]
 
 
+def _grid_with(ranks: Sequence[int], count: int) -> _C.Topology | None:
+    """The topology of these global ranks with ``count`` dimensions of several ranks, if there is one."""
+    return next((grid for grid in _grids_of(ranks) if len(_wide(grid)) == count), None)
+
+
 def require_grid(ranks: Sequence[int], count: int, what: str) -> tuple[_C.Topology, list[int]]:
     """A topology of these global ranks with ``count`` dimensions of several ranks, and these dimensions, innermost
     first. Raises InvalidArgumentError if there is none.
 
     ``set_topology`` is a collective of the default group, so all ranks get an equal one.
     """
-    grids = _grids_of(ranks)
-    for grid in grids:
-        if len(found := _wide(grid)) == count:
-            return grid, found
-    shapes = " and ".join(" x ".join(str(row[1]) for row in grid.dimensions) for grid in grids)
+    found = _grid_with(ranks, count)
+    if found is not None:
+        return found, _wide(found)
+    shapes = " and ".join(" x ".join(str(row[1]) for row in grid.dimensions) for grid in _grids_of(ranks))
     message = (
         f"{what}: expected a topology of {count} dimensions of several ranks, one for each backend, got {shapes}; name "
         f"the topology's file in {dimensions.VARIABLE}, give the default group one with set_topology(), or leave this "
@@ -95,17 +128,15 @@ def that_fit(names: Iterable[str], ranks: Sequence[int]) -> list[str]:
 
 
 def _fitting(names: Iterable[str], ranks: Sequence[int]) -> list[str]:
-    rows = of(ranks)
-    flat = len(rows) < 2 or max(map(len, rows)) < 2
-    wide = [len(_wide(grid)) for grid in _grids_of(ranks)]
+    return [name for name in names if _has_dimensions(name, ranks)]
 
-    def fits(name: str) -> bool:
-        candidate = _C.Candidate(name)
-        if candidate.algorithm == "themis":
-            return len(candidate.parts) in wide
-        return not (flat and candidate.hierarchical)
 
-    return [name for name in names if fits(name)]
+def _has_dimensions(name: str, ranks: Sequence[int]) -> bool:
+    """Whether the ranks have a dimension for each part of the backend, if it needs them."""
+    candidate = _C.Candidate(name)
+    if candidate.algorithm == "themis":
+        return _grid_with(ranks, len(candidate.parts)) is not None
+    return not candidate.hierarchical or not any(map(_flat, _steps(ranks, len(candidate.parts))))
 
 
 def _inner(ranks: Sequence[int]) -> list[str]:
