@@ -145,6 +145,22 @@ def test_a_library_of_the_whole_job_is_left_out(nursery: Nursery) -> None:
     assert "rank 1, gloo" in new.text, new.text
 
 
+def test_processes_of_new_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each host gets a number of its own, which the processes share that run there."""
+    store = torch_dist.HashStore()
+    desk = torch_dist.PrefixStore("rejoin", store)
+    machines = {1: "new a", 2: "new b", 3: "new a", 4: "old 0"}
+    for rank, machine in machines.items():
+        desk.set(f"waiting/{rank}", json.dumps([f"word {rank}", {"machine": machine}]))
+        desk.set(f"here/word {rank}", "")
+    lost = dict.fromkeys(machines, "lost")
+    known = SimpleNamespace(lost=lambda: lost, member=lambda _, rank: {"machine": f"old {rank // 2}"})
+    monkeypatch.setattr(returning, "watch", known)
+    current = SimpleNamespace(job_store=store, store=store, knowledge=SimpleNamespace(nodes=[0, 0, 1, 1, 2]))
+    found = returning.applicants(current, "an attempt")  # type: ignore[arg-type]
+    assert [(each.rank, each.node) for each in found] == [(1, 3), (2, 4), (3, 3), (4, 0)]
+
+
 def test_passes(nursery: Nursery) -> None:
     """The new group has them. A process with others raises, and so do the other ranks; then another one can come."""
     job = Job(nursery, "shm", "1", MCR_DL_PASSES="log,fuse")

@@ -80,13 +80,13 @@ def applicants(current: state.State, name: str) -> list[Applicant]:
 
     ``name``: of the attempt to make a group. Another group does not get these processes.
     """
-    desk, found = _desk(current.job_store), []
+    desk, found = _desk(current.job_store), list[Applicant]()
     for rank, text in sorted(watch.lost().items()):
         key = f"waiting/{rank}"
         word, member = agreement.decode(desk.get(key), key) if desk.check([key]) else ("", {})
         if not word or desk.compare_set(f"taken/{word}", "", name) != name.encode():
             continue
-        applicant = Applicant(rank, word, member, _node(current, rank, member), text)
+        applicant = Applicant(rank, word, member, _node(current, rank, member, found), text)
         if poll(lambda word=word: bool(desk.check([f"here/{word}"])), _ALIVE, _LONGEST):  # type: ignore[misc]
             found.append(applicant)
         else:  # the process has ended while it waited, or is slow
@@ -100,15 +100,16 @@ def dismiss(current: state.State, found: Iterable[Applicant]) -> None:
         _desk(current.job_store).set(f"taken/{each.word}", _DISMISSED)
 
 
-def _node(current: state.State, rank: int, member: dict[str, Any]) -> int:
-    """The number of the host: that of other ranks on it, or a new one."""
+def _node(current: state.State, rank: int, member: dict[str, Any], found: Iterable[Applicant]) -> int:
+    """The number of the host: that of other ranks on it, or of processes that were found before, or a new one."""
     assert current.knowledge is not None
     nodes = current.knowledge.nodes
     for other in [rank, *range(len(nodes))]:
         known = watch.member(current.store, other)
         if known is not None and known["machine"] == member["machine"]:
             return int(nodes[other])
-    return max(nodes) + 1
+    new = {each.member["machine"]: each.node for each in found}
+    return int(new.get(member["machine"], 1 + max([*nodes, *new.values()])))
 
 
 def admit(current: state.State, applicant: Applicant) -> None:
