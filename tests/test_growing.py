@@ -145,6 +145,16 @@ def test_a_library_of_the_whole_job_is_left_out(nursery: Nursery) -> None:
     assert "rank 1, gloo" in new.text, new.text
 
 
+def test_a_refused_process_leaves_the_job_its_libraries(nursery: Nursery) -> None:
+    """The library of the whole job, which a new process cannot enter, stays until one is in a group."""
+    job = Job(nursery, "mpi,gloo", "1", "grow", MCR_DL_MPI_INTERRUPTIBLE="1")
+    other = job.rejoin(1, MCR_DL_PASSES="log")
+    jobs.end(nursery, [other])
+    jobs.expect([other], jobs.REPORTED, "BackendUnavailableError: grow: rank 1: passes: expected []")
+    job.end(job.rejoin(1))
+    jobs.expect(job.survivors, 0, "; the job has mpi,gloo")
+
+
 def test_processes_of_new_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each host gets a number of its own, which the processes share that run there."""
     store = torch_dist.HashStore()

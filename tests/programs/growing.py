@@ -94,7 +94,7 @@ def main(backends: str, lost_ranks: str, mode: str) -> None:
         try:
             group = dist.grow(group, LIMIT)
         except dist.BackendUnavailableError as error:
-            print(f"refused: {error}", flush=True)
+            print(f"refused: {error}; the job has {','.join(state.current().backends)}", flush=True)
         time.sleep(0.02)
     check(group, world)
     print(f"job {state.current().job}", flush=True)

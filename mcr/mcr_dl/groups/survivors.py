@@ -230,7 +230,7 @@ class Forming:
         """Make the group with these processes. If there is an error, their ranks are lost again."""
         self.members = self.members + sorted(each.rank for each in invited)
         self.members = sorted(self.members) if ordered else self.members
-        self.changed = True
+        self.changed, backends = True, state.current().backends
         try:
             for each in invited:
                 returning.admit(state.current(), each)
@@ -248,6 +248,7 @@ class Forming:
         found: list[returning.Applicant] = []
         invited: list[returning.Applicant] = []
 
+            state.current().backends = backends  # the nodes agree with the identities at the store
         def look() -> list[returning.Applicant]:
             found.extend(returning.applicants(state.current(), name))
             return found
