@@ -25,8 +25,11 @@ from mcr_dl.watch._losses import Losses, process_of
 class Job:
     """A job of four ranks, of which some are lost, and the processes that take their places."""
 
-    def __init__(self, nursery: Nursery, backends: str, lost: str, mode: str = "shrink", **variables: str) -> None:
-        self._nursery, self._variables = nursery, variables
+    def __init__(
+        self, nursery: Nursery, backends: str, lost: str, mode: str = "shrink", hosts: str = "", **variables: str
+    ) -> None:
+        """``hosts``: as for the program ``hosts``, if the ranks have emulated ones."""
+        self._nursery, self._hosts, self._variables = nursery, hosts, variables
         self._arguments = [backends, lost, mode]
         _, self._places = jobs.agent_store(nursery, 4)
         ranks = [self._start(place, {}) for place in range(4)]
@@ -41,10 +44,14 @@ class Job:
 
     def _start(self, rank: int, others: dict[str, str]) -> Child:
         environment = {**self._places[rank], **self._variables, **others}
-        return self._nursery.start(jobs.PROGRAMS / "growing.py", self._arguments, environment)
+        if not self._hosts:
+            return self._nursery.start(jobs.PROGRAMS / "growing.py", self._arguments, environment)
+        arguments = [self._hosts, "growing", *self._arguments]
+        return self._nursery.start(jobs.PROGRAMS / "hosts.py", arguments, environment)
 
-    def rejoin(self, rank: int, how: str = "yes", **others: str) -> Child:
-        """Start a process that takes the place of a lost rank."""
+    def rejoin(self, rank: int, how: str = "yes", hosts: str = "", **others: str) -> Child:
+        """Start a process that takes the place of a lost rank, on another host if ``hosts`` says so."""
+        self._hosts = hosts or self._hosts
         return self._start(rank, {"GROWING_REJOIN": how, **others})
 
     def end(self, *others: Child) -> None:
@@ -153,6 +160,14 @@ def test_a_refused_process_leaves_the_job_its_libraries(nursery: Nursery) -> Non
     jobs.expect([other], jobs.REPORTED, "BackendUnavailableError: grow: rank 1: passes: expected []")
     job.end(job.rejoin(1))
     jobs.expect(job.survivors, 0, "; the job has mpi,gloo")
+
+
+def test_a_process_of_another_host(nursery: Nursery) -> None:
+    """Shared memory, which `auto` has started, cannot connect it: the new group has the libraries between hosts."""
+    job = Job(nursery, "auto", "1", "grow", hosts="0,0,0,0", MCR_DL_MPI_INTERRUPTIBLE="1")
+    new = job.rejoin(1, hosts="0,1,0,0")
+    job.end(new)
+    assert "group of 4 of 4: rank 1, gloo\n" in new.text, new.text
 
 
 def test_processes_of_new_hosts(monkeypatch: pytest.MonkeyPatch) -> None:

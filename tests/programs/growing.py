@@ -75,7 +75,7 @@ def main(backends: str, lost_ranks: str, mode: str) -> None:
             die()
         world = dist.get_world_size()
     else:
-        dist.init_process_group(backends.split(","))
+        dist.init_process_group(None if backends == "auto" else backends.split(","))
         group, world = dist.group.WORLD, dist.get_world_size()
         assert dist.grow(group) is group
         check(group, world)

@@ -172,6 +172,11 @@ def of_all_ranks(name: str) -> bool:
     return bool(together(name))
 
 
+def is_of_one_host(name: str) -> bool:
+    """Whether the backend, or a part of it, connects only processes of one host."""
+    return any(describe(each).domain() for each in parts_of(name) or (name,))
+
+
 def is_hierarchical(name: str) -> bool:
     """Whether the backend has a part for each dimension of a topology, as "hier(shm,mpi)"."""
     return _C.Candidate(name).hierarchical

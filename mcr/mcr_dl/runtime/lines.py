@@ -117,7 +117,8 @@ def require_grid(ranks: Sequence[int], count: int, what: str) -> tuple[_C.Topolo
 
 def that_fit(names: Iterable[str], ranks: Sequence[int]) -> list[str]:
     """The backends that a group of these global ranks takes over from another: those over dimensions only if it has
-    them. If that has all of a job's backends, a group within one host also gets those of one host (``_inner``)."""
+    them, and those of one host only where their ranks are on one, except for the backends that the job was asked for.
+    If that has all of a job's backends, a group within one host also gets those of one host (``_inner``)."""
     names = list(names)
     found = _fitting(names, ranks)
     inner = [name for name in _inner(ranks) if name not in found]
@@ -128,7 +129,8 @@ def that_fit(names: Iterable[str], ranks: Sequence[int]) -> list[str]:
 
 
 def _fitting(names: Iterable[str], ranks: Sequence[int]) -> list[str]:
-    return [name for name in names if _has_dimensions(name, ranks)]
+    asked = state.current().asked
+    return [name for name in names if _has_dimensions(name, ranks) and (name in asked or _is_within_hosts(name, ranks))]
 
 
 def _has_dimensions(name: str, ranks: Sequence[int]) -> bool:
@@ -137,6 +139,34 @@ def _has_dimensions(name: str, ranks: Sequence[int]) -> bool:
     if candidate.algorithm == "themis":
         return _grid_with(ranks, len(candidate.parts)) is not None
     return not candidate.hierarchical or not any(map(_flat, _steps(ranks, len(candidate.parts))))
+
+
+def _is_within_hosts(name: str, ranks: Sequence[int]) -> bool:
+    """Whether the backend, or each part of it, connects ranks of one host only, if it cannot connect others.
+
+    A process that has taken a lost rank's place may be on another host than the lost one was. For backends whose
+    dimensions the ranks have. All ranks decide alike: by the job's topology and the nodes, on which they agree.
+    """
+    candidate, nodes = _C.Candidate(name), _nodes()
+    if not nodes:
+        return True
+    whole = [[*range(len(ranks))]]
+    if not candidate.hierarchical:
+        connected = [(name, whole)]
+    elif candidate.algorithm == "themis":
+        grid = _grid_with(ranks, len(candidate.parts))
+        assert grid is not None
+        rows = [[grid.line(rank, index) for rank in grid.ranks] for index in _wide(grid)]
+        connected = list(zip(candidate.parts, rows, strict=True))
+    else:
+        rows = [*(of(ranks, level) for level in range(len(candidate.parts) - 1)), whole]
+        connected = list(zip(candidate.parts, rows, strict=True))
+    return all(
+        len({nodes[ranks[rank]] for rank in row}) == 1
+        for part, rows in connected
+        if registry.is_of_one_host(part)
+        for row in rows
+    )
 
 
 def _inner(ranks: Sequence[int]) -> list[str]:
@@ -148,4 +178,4 @@ def _inner(ranks: Sequence[int]) -> list[str]:
     if not found or len(ranks) < 2:
         return []
     line = next(row for row in of(range(current.launch.size)) if ranks[0] in row)
-    return [*found] if set(ranks) <= set(line) else []
+    return [name for name in found if set(ranks) <= set(line) and _is_within_hosts(name, ranks)]
