@@ -9,6 +9,7 @@ ends: "waiting": before the others look, "inside": before they have agreed, "con
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from datetime import timedelta
@@ -44,6 +45,7 @@ def further(group: object) -> None:
     with pytest.raises(dist.PeerLostError, match="lost rank"):
         dist.all_reduce(torch.ones(1))
     assert dist.grow(group, LIMIT) is group
+    assert math.prod(dist.topology().shape) == world
     for make in (dist.grow, dist.shrink):  # all ranks of the default group are there again, but not all processes
         check(make(None, LIMIT), world)
 

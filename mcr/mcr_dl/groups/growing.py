@@ -14,7 +14,7 @@ import torch.distributed as torch_dist
 from mcr_dl import _C, watch
 from mcr_dl.base import variables
 from mcr_dl.base.errors import InvalidArgumentError, UnsupportedError
-from mcr_dl.groups import forms, lifecycle, report, returning, survivors, torch_groups
+from mcr_dl.groups import factory, forms, lifecycle, report, returning, survivors, torch_groups
 from mcr_dl.libraries import registry
 from mcr_dl.passes import chain
 from mcr_dl.runtime import core_groups, devices, handles, lives, rendezvous, state
@@ -117,5 +117,6 @@ def _broken_world(current: state.State) -> _C.Group:
     world = _C.Group("default", list(range(size)), rank, current.timeout, max(current.device, 0))
     _C.regain(rank)
     current.groups["default"] = world
+    factory.add_dimensions(world, given={})  # without groups, which it cannot make
     _C.set_world(world)
     return world

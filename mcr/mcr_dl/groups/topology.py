@@ -67,7 +67,8 @@ class Topology:
         """The group of ``ranks(name)``, for all operations; the whole group if the dimension has all ranks.
 
         Raises InvalidArgumentError for an unknown dimension, for one of size 1, in which a rank is alone, and for one
-        without a group, as in groups that were made from an mpi4py communicator or for a dimension.
+        without a group, as in groups that were made from an mpi4py communicator, for a dimension, or before this
+        process came (``rejoin``).
         """
         index = self._held.grid.index_of(name)
         found = self._held.groups.get(name)
@@ -75,7 +76,10 @@ class Topology:
             if self.shape[index] != self._of.size() or self.shape[index] == 1:
                 reason = "has size 1"
                 if self.shape[index] > 1:
-                    reason = "has no group: this one was made from an mpi4py communicator or for a dimension"
+                    reason = (
+                        "has no group: this one was made from an mpi4py communicator, for a dimension, or before this "
+                        "process came"
+                    )
                 raise InvalidArgumentError(f"topology: expected a dimension with a group, got {name!r}, which {reason}")
             found = self._of
         return _C.handle_of(found)
