@@ -44,7 +44,13 @@ def further(group: object) -> None:
     check(dist.split_group(group, parts), world)
     with pytest.raises(dist.PeerLostError, match="lost rank"):
         dist.all_reduce(torch.ones(1))
-    assert dist.grow(group, LIMIT) is group
+    for _ in range(3):
+        assert dist.grow(group, LIMIT) is group
+    dist.barrier(group=group)
+    current = state.current()
+    attempt, number = list(current.unchanged.values())[-1].rsplit("-", 1)  # each one deletes the outcome of the last
+    left = [current.store.check([f"survivors/{attempt}-{int(number) - back}/left/outcome"]) for back in range(3)]
+    assert left == [True, False, False], left
     assert math.prod(dist.topology().shape) == world
     for make in (dist.grow, dist.shrink):  # all ranks of the default group are there again, but not all processes
         check(make(None, LIMIT), world)

@@ -206,8 +206,18 @@ class Forming:
         if outcome.invited:
             return self._take(outcome.invited, name, steps, ordered=before == sorted(before))
         if self.members == before and not outcome.broken:
+            self._forget_outcome_before(name)
             return None
         return (self._made(name, steps) if self._try(outcome, name, steps) else None) or self.shrink()
+
+    def _forget_outcome_before(self, name: str) -> None:
+        """Delete the outcome of the call before, if it changed nothing either: as all members are here, each has read
+        it."""
+        current = state.current()
+        before, current.unchanged[self.name] = current.unchanged.get(self.name), name
+        if before is not None and self.members[0] == self._rank:
+            with contextlib.suppress(*agreement.STORE_ERRORS):
+                torch_dist.PrefixStore(f"survivors/{before}", current.store).delete_key("left/outcome")
 
     def _usable(self) -> list[str]:
         return [] if self.asked is not None else reconnecting.usable(self.backends)

@@ -59,6 +59,7 @@ class State:
     detail: bool = False  # all calls are compared over the ranks
     meetings: Any = None  # of the functions that all ranks call together (``meetings.together``)
     endings: dict[str, list[Callable[[], None]]] = field(default_factory=dict)  # by group: run before it ends
+    unchanged: dict[str, str] = field(default_factory=dict)  # by group: its last call of grow() that changed nothing
     planners: weakref.WeakSet[Planner] = field(default_factory=weakref.WeakSet)
 
     @property
