@@ -363,6 +363,8 @@ def of_a_mesh() -> tuple[Any, Any]:
     return found
 
 
+    named = ("gloo", "hier(shm,gloo)")
+    expect(BackendUnavailableError, lambda: mcr_dl.shrink(backend=named), "expected a topology of two dimensions")
 def six() -> list[Any]:
     """On a grid whose dimensions have 3 and 2 ranks, in another order; the network, which the file gives in part."""
     session.stop()

@@ -122,6 +122,8 @@ def splitting() -> None:
         assert tensor.tolist() == [2, 2]
         named = world.split_group([1, 2], opts=mcr_dl.Options(backends=["gloo"]))
         assert _C.group_of(named).backends == ["gloo"]
+        wrong = mcr_dl.Options(backends=["gloo", "hier(shm,gloo)"])
+        expect(InvalidArgumentError, lambda: world.split_group([1, 2], opts=wrong), "two dimensions")
     options = copy.deepcopy(world._get_backend(torch.device("cpu")).options)  # as torch's function split_group
     part = world.split_group([1, 2], opts=options)
     assert part is None or part.size() == 2

@@ -248,6 +248,7 @@ class Forming:
                 returning.answer(state.current(), each, name, self._told(), self.limit)
             return self.join(name, "", steps)
         except (McrError, *agreement.STORE_ERRORS) as error:
+            state.current().backends = backends  # the nodes agree with the identities at the store
             for each in invited:
                 text = f"lost rank {each.rank}: the process that was to take its place does not: {error}"
                 watch.give_up(each.rank, text)
@@ -258,7 +259,6 @@ class Forming:
         found: list[returning.Applicant] = []
         invited: list[returning.Applicant] = []
 
-            state.current().backends = backends  # the nodes agree with the identities at the store
         def look() -> list[returning.Applicant]:
             found.extend(returning.applicants(state.current(), name))
             return found
@@ -372,8 +372,10 @@ class Forming:
 
     def _names(self) -> list[str]:
         """The backends of the new group. All ranks decide alike: by the former group's backends and the members."""
-        names = lines.that_fit(self.backends if self.asked is None else self.asked, self.members)
-        if self.asked is not None or not self.changed:
+        if self.asked is not None:
+            return self.asked
+        names = lines.that_fit(self.backends, self.members)
+        if not self.changed:
             return names
         libraries = dict.fromkeys(each for name in names for each in registry.together(name))
         problems = {each: self._tried.get(each, _NOT_TRIED) for each in libraries}

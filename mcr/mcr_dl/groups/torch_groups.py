@@ -290,7 +290,9 @@ def split(parent: _C.Group, ranks: Sequence[int], timeout: timedelta, options: A
     text = "_".join(map(str, members))
     part = text if len(text) <= _LONGEST else hashlib.sha256(text.encode()).hexdigest()[:16]
     turn = state.current().count(f"torch split {parent.name()} {part}")
-    names = lines.that_fit(_chosen(options) or parent.backends, members)
+    names = _chosen(options)
+    if not names or names == list(parent.backends):  # torch gives the parent's options if the program gives none
+        names = lines.that_fit(parent.backends, members)
     group = factory.make_group(f"{parent.name()}/torch-{part}-{turn}", members, names, timeout)
     _agree_on_form(group, options, parent)
     return _C.TorchBackend(group, list(group.backends))
