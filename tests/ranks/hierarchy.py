@@ -71,10 +71,6 @@ def _uneven() -> Iterator[None]:
         lines.of = of
 
 
-_shape: list[int] | None = None  # of the running session
-
-
-def _start(shape: Sequence[int]) -> None:
 @contextmanager
 def _memory_for(number: int) -> Iterator[None]:
     """The host has memory for so many groups on shared memory."""
@@ -93,6 +89,10 @@ def _memory_for(number: int) -> Iterator[None]:
         del shm.LIBRARY.argument
 
 
+_shape: list[int] | None = None  # of the running session
+
+
+def _start(shape: Sequence[int]) -> None:
     """Start on a grid whose ranks are in this order, or on uneven hosts, unless that runs."""
     global _shape
     names = [*BACKENDS[:-1], *NEEDED, BACKENDS[-1], *(GRIDS if shape else ())]
@@ -221,34 +221,6 @@ def three_dimensions() -> None:
     session.stop()
 
 
-def without_memory() -> None:
-    """A part of a hierarchy cannot be connected: nothing is left of the group or of its pass, and both can be made
-    later."""
-    _start([0, 1, 2, 3])
-    current, names = state.current(), ("gloo", "hier(shm,gloo)")
-
-    def groups() -> tuple[set[str], dict[str, list[str]]]:
-        return set(current.groups), {name: [*shadows] for name, shadows in current.shadows.items() if shadows}
-
-    before = groups()
-    with _memory_for(1):
-        expect(BackendUnavailableError, lambda: mcr_dl.new_group(backend=names), "no memory left")
-    assert groups() == before
-    group = mcr_dl.new_group(backend=names)
-    with _memory_for(1):
-        expect(BackendUnavailableError, lambda: mcr_dl.set_passes(["compress"], group), "no memory left")
-    mcr_dl.set_passes(["compress"], group)
-    tensor = torch.ones(40_000)
-    mcr_dl.all_reduce(tensor, backend="hier(shm,gloo)|bf16", group=group)
-    assert tensor.eq(mcr_dl.get_world_size()).all()
-    mcr_dl.destroy_process_group(group)
-    assert groups() == before
-
-
-def automatic(table: str) -> None:
-    """A topology whose dimensions name backends adds a candidate of Themis to those of auto, which chooses it where the
-    table has it for the cheapest."""
-    session.stop()
 def groups_of_three_dimensions() -> None:
     """Subgroups have the lines of the job's dimensions, whichever they have themselves; they leave out the candidates
     that need more."""
@@ -308,6 +280,10 @@ def without_memory() -> None:
     assert groups() == before
 
 
+def automatic(table: str) -> None:
+    """A topology whose dimensions name backends adds a candidate of Themis to those of auto, which chooses it where the
+    table has it for the cheapest."""
+    session.stop()
     with _grid(sizes=(2, 2), backends=("gloo", "mpi")):
         mcr_dl.init_process_group("auto", tuning_table=table)
         assert "themis(mpi,gloo)" in mcr_dl.get_backends(), mcr_dl.get_backends()
@@ -323,9 +299,11 @@ def without_memory() -> None:
         mcr_dl.init_process_group("mpi,gloo")  # the program says which
         assert mcr_dl.get_backends() == ["mpi", "gloo"]
     session.stop()
-    with _grid(sizes=(2, 2), backends=("gloo", "")):
-        mcr_dl.init_process_group("auto")
+    for backends, figures in ((("gloo", ""), ()), (("gloo", "mpi"), ({"bandwidth": 25},))):
+        with _grid(sizes=(2, 2), backends=backends, figures=figures):  # without a backend, and too slow for a plan
+            mcr_dl.init_process_group("auto")
         assert not [name for name in mcr_dl.get_backends() if name.startswith("themis")]
+        session.stop()
     session.stop()
 
 
@@ -363,8 +341,6 @@ def of_a_mesh() -> tuple[Any, Any]:
     return found
 
 
-    named = ("gloo", "hier(shm,gloo)")
-    expect(BackendUnavailableError, lambda: mcr_dl.shrink(backend=named), "expected a topology of two dimensions")
 def six() -> list[Any]:
     """On a grid whose dimensions have 3 and 2 ranks, in another order; the network, which the file gives in part."""
     session.stop()
@@ -387,6 +363,8 @@ def without_lines() -> None:
     session.stop()
     expect(InvalidArgumentError, lambda: session.start("mpi", "hier(shm,mpi)"), "two dimensions", "MCR_DL_TOPOLOGY")
     session.start("mpi", "gloo")
+    named = ("gloo", "hier(shm,gloo)")
+    expect(BackendUnavailableError, lambda: mcr_dl.shrink(backend=named), "expected a topology of two dimensions")
     tensor = torch.ones(3)
     mcr_dl.all_reduce(tensor)
     assert tensor.eq(mcr_dl.get_world_size()).all()

@@ -19,6 +19,7 @@ from mcr_dl.base import agreement
 from mcr_dl.base.errors import (
     BackendUnavailableError,
     CollectiveTimeoutError,
+    InvalidArgumentError,
     NotInitializedError,
     PeerLostError,
     text_of,
@@ -254,7 +255,8 @@ def _connect_hierarchy(group: _C.Group, name: str, patience: float | None, level
 def _connect_themis(group: _C.Group, name: str, patience: float | None) -> None:
     """Make the communicator of the rank's line in each dimension, and the candidate that uses them.
 
-    Raises InvalidArgumentError, on all ranks, if the group's topology has another number of dimensions.
+    Raises, on all ranks, InvalidArgumentError if the group's topology has another number of dimensions, and
+    BackendUnavailableError if a dimension is too slow for a plan.
     """
     registry.load(name)
     current = state.current()
@@ -279,7 +281,10 @@ def _connect_themis(group: _C.Group, name: str, patience: float | None) -> None:
 
     answer = together.agree("rates", times, decide)
     network = [rates.Row(*row) for row, _ in answer]
-    group._connect_themis(name, [*network], grid.ranks, [exchanges for _, exchanges in answer], parts)
+    try:
+        group._connect_themis(name, [*network], grid.ranks, [exchanges for _, exchanges in answer], parts)
+    except InvalidArgumentError as error:  # about the agreed rates, so on all ranks: `auto` goes on without it
+        raise BackendUnavailableError(str(error)) from error
     current.networks[group.name(), name] = network
 
 
