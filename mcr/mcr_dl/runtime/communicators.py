@@ -297,10 +297,11 @@ class _Together:
     def __init__(self, group: _C.Group, name: str) -> None:
         self._group, self._name = group, name
         turn = state.current().count(f"dimensions {group.name()} {name}")
-        self._store = _store(group, f"dimensions/{group.name()}/{name}/{turn}")
+        # Also if no rank has been lost yet: one may be, and the others would wait for it until the timeout.
+        self._store = WatchedStore(f"dimensions/{group.name()}/{name}/{turn}", state.current().store, group)
 
     def agree(self, key: str, value: Any, decide: Callable[[list[Any]], Any]) -> Any:
-        """As ``agreement.agree``, over the group."""
+        """As ``agreement.agree``, over the group. Raises PeerLostError if the group loses a rank."""
         function = "new_group" if _C.world() is not None else "init_process_group"
         group = self._group
         return agreement.agree(self._store, group.rank(), group.size(), key, value, decide, function=function)

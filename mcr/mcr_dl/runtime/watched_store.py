@@ -33,6 +33,7 @@ class WatchedStore(torch_dist.Store):
         super().__init__()
         self._store, self._label = torch_dist.PrefixStore(name, store), group._label
         self._limit, self._size = group.timeout, group.size()
+        self.set_timeout(group.timeout)  # which errors name
 
     def get(self, key: str) -> bytes:
         """The value, once there is one. Raises PeerLostError, or torch's error after the group's timeout."""
