@@ -41,6 +41,11 @@ def test_meshes(pools: Pools) -> None:
         assert sums == {"a": 2.0 if rank % 2 == 0 else 4.0, "b": 1.0 if rank < 2 else 5.0}
 
 
+def test_names_alike(pools: Pools) -> None:
+    """Groups of different dimensions and topologies have different names."""
+    pools.get("processes", 4).run(topology.names_alike)
+
+
 def test_failed(pools: Pools) -> None:
     """All ranks keep the topology before one whose groups cannot be made, or that a rank cannot read."""
     pools.get("processes", 4).run(topology.failed, limit=120)

@@ -142,6 +142,21 @@ def meshes() -> tuple[Any, ...]:
     return first, sums
 
 
+def names_alike() -> None:
+    """A dimension's name ends as the name of another topology's group would."""
+    session.stop()
+    rows = [{"name": name, "size": 2} for name in ("a-1", "b")]
+    with _file(json.dumps({**document(4), "dimensions": rows})):
+        session.start()
+        first = mcr_dl.topology().group("a-1")
+        sums = {name: _sum(mcr_dl.topology().group(name)) for name in ("a-1", "b")}
+        for _ in range(3):
+            mcr_dl.set_topology(document(2, 2))
+            assert [_sum(mcr_dl.topology().group(name)) for name in "ab"] == [*sums.values()]
+        expect(mcr_dl.NotInitializedError, lambda: mcr_dl.all_reduce(torch.ones(1), group=first), "destroyed")
+        session.stop()
+
+
 def failed() -> None:
     """Groups of a topology that cannot be made, or an argument that one rank cannot read: the one before stays."""
     session.stop()

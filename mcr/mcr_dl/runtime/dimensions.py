@@ -177,7 +177,8 @@ def with_groups(grid: _C.Topology, size: int) -> list[int]:
 def add_group(held: Held, group: _C.Group, index: int, make: Callable[..., _C.Group], turn: int) -> _C.Group:
     """Make the group of a dimension. Collective over the group. ``turn`` distinguishes successive topologies."""
     name, line = held.grid.dimensions[index][0], held.grid.line(group.rank(), index)
-    text = f"{group.name()}/{name}-{line[0]}" + (f"-{turn}" if turn >= 0 else "")
+    # No dimension's name has a colon, so that no two groups get one name.
+    text = f"{group.name()}/{name}:{line[0]}" + (f":{turn}" if turn >= 0 else "")
     made = make(text, [group.ranks[rank] for rank in line], group.backends, group.timeout)
     held.groups[name] = made
     held.owned.append(made)
