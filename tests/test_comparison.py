@@ -188,7 +188,7 @@ def test_groups_that_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     groups.clear()
     comparison.step()
     comparison.step()
-    assert asked[3] == {}
+    assert asked[3] == {3: 1}  # until the other rank has left its end
 
 
 def test_the_last_comparison_is_made_once(capsys: pytest.CaptureFixture[str]) -> None:

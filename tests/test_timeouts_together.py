@@ -34,7 +34,7 @@ def test_operations_of_many_groups_that_time_out_together(monkeypatch: pytest.Mo
     monkeypatch.setattr(_watch, "_ROUND", -1.0)  # after the first one
     made, asked = Watch(torch_dist.HashStore(), 0, 2, list, detail=False, former=None), list[str]()
     expired: dict[str, str] = {}
-    facts = {"limit": 1.0, "message": False, "op": "all_reduce"}
+    facts = {"limit": 1.0, "message": False, "op": "all_reduce", "bytes": 4}
     works = [(label, {"what": "all_reduce", "label": label, "seq": seq, **facts}) for seq, label in enumerate("abca")]
 
     def explain(_: str, label: str, seq: int, *__: Any) -> str:

@@ -42,7 +42,9 @@ def newest(store: torch_dist.Store) -> torch_dist.Store:
     """
     try:
         name: str = torch_dist.PrefixStore("lives", store).get(_NEWEST).decode()
-    except torch_dist.DistStoreError as error:
+    except RuntimeError as error:
+        if isinstance(error, torch_dist.DistNetworkError):
+            raise
         told = str(error).partition("\n")[0]
         raise CollectiveTimeoutError(f"rejoin: timed out: no job has started at this store: {told}") from error
     return torch_dist.PrefixStore(f"life/{name}", store)
@@ -84,7 +86,9 @@ def _follow(meeting: torch_dist.Store, rank: int, size: int, limit: timedelta) -
             meeting.set(f"{name}/{rank}", "here")
             if meeting.get(f"{name}/ended").decode() == _GO:
                 return name
-    except torch_dist.DistStoreError as error:
+    except RuntimeError as error:  # each kind of store says in its own way that the time is over
+        if isinstance(error, torch_dist.DistNetworkError):
+            raise
         keys = [f"{awaited}/{other}" for other in range(first, size)]
         # Rank 0 answers as soon as all others are there. (Ranks of an earlier life may have left their words.)
         raise _late(list(absent(meeting, keys, first)) or [0], limit) from error
