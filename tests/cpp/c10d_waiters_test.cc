@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backends/c10d/waiters.h"
-
 #include <atomic>
 
+#include "backends/c10d/waiters.h"
 #include "check.h"
 
 using mcr::Waiters;

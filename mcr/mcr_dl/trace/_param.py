@@ -70,8 +70,8 @@ class _Kept:
         self._messages: Counter[tuple[_Ends, str]] = Counter()
         for record in (record for trace in traces for record in trace.records):
             problem = _problem(record)
-            if record.peer and problem is None:
-                self._messages[_ends(record), record.op] += 1
+            if record.peer:
+                self._messages[_ends(record), record.op] += problem is None
             elif problem is not None and record.seq:
                 self._left_out[record.group.key, record.seq] = problem
 
