@@ -3,11 +3,8 @@
 
 from __future__ import annotations
 
-import io
 import json
-import re
 import threading
-from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,57 +14,16 @@ import pytest
 import torch.distributed as torch_dist
 
 from harness import Pools
-from mcr_dl import _C
 from mcr_dl.base import agreement
-from mcr_dl.commands.console import Console
-from mcr_dl.commands.text import colours
 from mcr_dl.records import statistics
-from mcr_dl.records.log import Record, RecordedGroup
-from mcr_dl.trace import _breakdown as breakdown
-from mcr_dl.trace import _clock, _files, _stragglers, plot, show
+from mcr_dl.trace import _clock, _files, _stragglers
 from mcr_dl.trace._chrome import chrome
-from mcr_dl.trace._files import Trace
 from mcr_dl.trace._flight_recorder import flight_recorder
 from mcr_dl.trace._param import param
 from mcr_dl.trace._regions import Region
 from mcr_dl.trace.cli import main
 from ranks import log
-
-MS = 1_000_000
-WORLD = (0, 1)
-
-
-def _group(rank: int = 0, name: str = "default", ranks: tuple[int, ...] = WORLD) -> RecordedGroup:
-    return RecordedGroup(name, 0, rank, ranks)
-
-
-def _record(op: str, begin: float, end: float | None, **more: Any) -> Record:
-    """A blocking call of 1000 floats from `begin` to `end`, in ms, unless `more` says otherwise."""
-    values: dict[str, Any] = {**dict.fromkeys(Record._fields), **Record._field_defaults}
-    values.update(
-        number=1, seq=1, group=_group(), op=op, vectored=False, peer=op in ("send", "recv"), dtype="float32",
-        backend="mpi", asynchronous=False, in_count=0, out_count=1000, in_splits=(), out_splits=(), truncated=False,
-        nbytes=4000, fused=False, issue=int(begin * MS), start=int(begin * MS),
-        end=None if end is None else int(end * MS), waited=0, state="issued" if end is None else "completed", thread=7,
-    )  # fmt: skip
-    return Record(**{**values, **more})
-
-
-def _work(op: str, begin: float, start: float, end: float, wait: tuple[float, float] | None, **more: Any) -> Record:
-    """An asynchronous call that was handed over at `start` and waited for in `wait`."""
-    times: dict[str, Any] = {"asynchronous": True, "start": int(start * MS)}
-    if wait is not None:
-        first, last = int(wait[0] * MS), int(wait[1] * MS)
-        times.update(wait_begin=first, wait_end=last, waited=last - first)
-    return _record(op, begin, end, **{**times, **more})
-
-
-def _trace(
-    records: Sequence[Record], *, rank: int = 0, ranks: int = 1, regions: Sequence[Region] = (), **more: Any
-) -> Trace:
-    clock = more.pop("clock", _clock.Clock(0, 0, _clock.SAME, 0, 0))
-    return Trace(rank, ranks, clock, list(records), list(regions), more.pop("lost", 0), 100 * MS, {"host": "h"})
-
+from traces import MS, group_of, record_of, trace_of, work_of
 
 # ---- statistics
 
@@ -82,20 +38,20 @@ def test_bandwidths_are_those_of_nccl_tests() -> None:
     """1 MB in 1 ms is 8 Gbps; the bus carries 2(n-1)/n of an all_reduce and (n-1)/n of an all_gather's total."""
     ranks = (0, 1, 2, 3)
     for op, factor in (("all_reduce", 1.5), ("all_gather", 0.75), ("broadcast", 1.0)):
-        record = _record(op, 1, 2, nbytes=1_000_000, group=_group(ranks=ranks))
+        record = record_of(op, 1, 2, nbytes=1_000_000, group=group_of(ranks=ranks))
         assert statistics.rates(record) == pytest.approx((8.0, 8.0 * factor))
-    assert statistics.rates(_record("recv", 1, 2, nbytes=1_000_000)) == pytest.approx((8.0, 8.0))
-    assert statistics.rates(_record("barrier", 1, 2, nbytes=0)) == (0.0, 0.0)
+    assert statistics.rates(record_of("recv", 1, 2, nbytes=1_000_000)) == pytest.approx((8.0, 8.0))
+    assert statistics.rates(record_of("barrier", 1, 2, nbytes=0)) == (0.0, 0.0)
 
 
 def test_a_line_of_a_summary() -> None:
-    records = [_record("all_reduce", 0, each) for each in (1, 2, 3, 4, 100)]
+    records = [record_of("all_reduce", 0, each) for each in (1, 2, 3, 4, 100)]
     line = statistics.Line.of(records)
     assert (line.count, line.total_latency_ms, line.p50_latency_ms) == (5, 110, 3)
     assert line.avg_latency_ms == 22  # a tenth of five is none
-    parts = statistics.by_size([*records, _record("all_reduce", 0, 1, nbytes=8), _record("all_reduce", 0, None)])
+    parts = statistics.by_size([*records, record_of("all_reduce", 0, 1, nbytes=8), record_of("all_reduce", 0, None)])
     assert {key: len(part) for key, part in parts.items()} == {("all_reduce", 8): 1, ("all_reduce", 4000): 5}
-    assert statistics.label(_record("all_reduce", 0, 1, caller="step")) == "all_reduce | [Caller Func: step]"
+    assert statistics.label(record_of("all_reduce", 0, 1, caller="step")) == "all_reduce | [Caller Func: step]"
     assert [statistics.size_text(each) for each in (0, 1023, 4096, 1 << 20)] == [
         "0.0 B",
         "1023.0 B",
@@ -107,12 +63,12 @@ def test_a_line_of_a_summary() -> None:
 def test_stragglers_are_matched_by_number() -> None:
     """Rank 1 is 3 ms late for the first call and lacks the third; messages are left out."""
     first = [
-        _record("all_reduce", 0, 4),
-        _record("all_reduce", 5, 6, seq=2),
-        _record("all_reduce", 7, 8, seq=3),
-        _record("send", 8, 9),
+        record_of("all_reduce", 0, 4),
+        record_of("all_reduce", 5, 6, seq=2),
+        record_of("all_reduce", 7, 8, seq=3),
+        record_of("send", 8, 9),
     ]
-    second = [_record("all_reduce", 3, 4), _record("all_reduce", 5, 7, seq=2)]
+    second = [record_of("all_reduce", 3, 4), record_of("all_reduce", 5, 7, seq=2)]
     rows = _stragglers.match([_stragglers.mine(first), _stragglers.mine(second)])
     matched = {(group, instance, seq): (least, rank) for group, instance, seq, least, rank in rows}
     assert matched == {("default", 0, 1): (MS, 1), ("default", 0, 2): (MS, 0)}
@@ -122,13 +78,10 @@ def test_stragglers_are_matched_by_number() -> None:
     assert _stragglers.analysis(second, matched)["all_reduce"][4000]["total_straggler_ms"] == 1
 
 
-# ---- the breakdown of time
-
-
 def test_stragglers_of_a_large_ring() -> None:
     """The newest collectives of a rank fit into one value at the store, also with groups of long names."""
-    group = _group(name="tensor_parallel_group_of_the_second_pipeline_stage_7")
-    records = [_record("all_reduce", 0, 1e3, seq=number, group=group) for number in range(1, 4)]
+    group = group_of(name="tensor_parallel_group_of_the_second_pipeline_stage_7")
+    records = [record_of("all_reduce", 0, 1e3, seq=number, group=group) for number in range(1, 4)]
     with mock.patch.object(_stragglers, "MOST", 2):
         assert [row[2] for row in _stragglers.mine(records)] == [2, 3]
     (row, *_) = _stragglers.mine(records)
@@ -145,138 +98,16 @@ def test_stragglers_of_many_groups() -> None:
         ]
 
 
-def test_breakdown() -> None:
-    """From 0 to 20 ms: 4 in a blocking call, 1 + 3 in an asynchronous one, which ran during 6 ms of computation."""
-    trace = _trace([_record("all_reduce", 0, 4), _work("all_to_all", 5, 6, 15, (12, 15)), _record("barrier", 20, 20)])
-    found = breakdown.whole(trace)
-    assert found.total == pytest.approx(0.020)
-    assert found.exposed == pytest.approx({"all_reduce": 0.004, "all_to_all": 0.004})
-    assert found.compute == pytest.approx(0.012)
-    assert found.overlapped == pytest.approx(0.006)
-
-
-def test_a_region_with_the_name_of_the_whole() -> None:
-    """It is a region like any other."""
-    records = [_record("all_reduce", 0, 4)]
-    regions = [Region(breakdown.WHOLE, 0, 20 * MS, 7)]
-    traces = [_trace(records, rank=rank, ranks=2, regions=regions) for rank in range(2)]
-    (bar,) = plot.bars(traces)
-    assert (bar.name, bar.total) == (breakdown.WHOLE, pytest.approx(0.020))
-    written = io.StringIO()
-    show.show(traces, Console(file=written))
-    assert "Where the time went: all" in written.getvalue()
-
-
-def test_a_trace_that_is_too_large_to_be_read(tmp_path: Path) -> None:
-    """A warning when it is written."""
-    with mock.patch.object(_files, "LARGEST", 100), pytest.warns(UserWarning, match="of at most 100 bytes, which mcr-"):
-        assert _files.write(_trace([]), tmp_path).exists()
-
-
-def test_breakdown_of_many_ranks() -> None:
-    """A column for each."""
-    written, ranks = io.StringIO(), 150
-    traces = [_trace([_record("all_reduce", 0, 4)], rank=rank, ranks=ranks) for rank in range(ranks)]
-    show.show(traces, Console(file=written))
-    head = next(line for line in written.getvalue().splitlines() if "rank 0" in line)
-    assert head.split() == [*" ".join(f"rank {rank}" for rank in range(ranks)).split(), "mean"]
-
-
-def test_breakdown_counts_no_time_twice() -> None:
-    """Two threads are in calls at once; a call that is still running lasts until the trace was saved (100 ms)."""
-    found = breakdown.whole(_trace([_record("all_reduce", 0, 10), _record("broadcast", 5, 12, thread=8)]))
-    assert found.exposed == pytest.approx({"all_reduce": 0.010, "broadcast": 0.002})
-    assert found.compute == pytest.approx(0)
-    assert breakdown.whole(_trace([_record("all_reduce", 90, None)])).exposed == pytest.approx({"all_reduce": 0.010})
-    assert breakdown.whole(_trace([])).total == 0
-
-
-def test_breakdown_by_region() -> None:
-    """Each region counts its own time, over all of its occurrences; a region that not all ranks have is left out."""
-    records = [_record("all_reduce", 1, 3), _record("all_reduce", 9, 12), _work("all_gather", 20, 20, 26, (24, 26))]
-    regions = [Region("a", 0, 10 * MS, 7), Region("b", 10 * MS, 20 * MS, 7), Region("a", 20 * MS, 30 * MS, 7)]
-    trace = _trace(records, ranks=2, regions=regions)
-    first, second = breakdown.by_region(trace)
-    assert (first.name, first.total, second.name) == ("a", pytest.approx(0.020), "b")
-    assert first.exposed == pytest.approx({"all_gather": 0.002, "all_reduce": 0.003})
-    assert first.overlapped == pytest.approx(0.004)
-    assert second.exposed == pytest.approx({"all_reduce": 0.002})
-    other = _trace(records, rank=1, ranks=2, regions=regions[:1])
-    assert list(breakdown.tables([trace, other])) == ["a"]
-    mean = breakdown.mean(breakdown.tables([trace, other])["a"])
-    assert mean.total == pytest.approx(0.015)
-    assert mean.exposed == pytest.approx({"all_gather": 0.001, "all_reduce": 0.003})
-
-
-def test_regions_that_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The summary and the picture name them, as the time in them is in no table."""
-    records = [_record("all_reduce", 1, 3)]
-    names = [["step", "evaluate"], ["step"], ["step", "evaluate", "save"]]
-    for rank, regions in enumerate(names):
-        spans = [Region(name, 0, 10 * MS, 7) for name in regions]
-        _files.write(_trace(records, rank=rank, ranks=3, regions=spans), tmp_path / "traces")
-    texts = ["region 'evaluate', which only ranks 0, 2 recorded", "region 'save', which only rank 2 recorded"]
-    for arguments in (["summary"], ["plot", "-o", str(tmp_path / "chart.png")]):
-        assert main([arguments[0], str(tmp_path / "traces"), *arguments[1:]]) == 0
-        said = capsys.readouterr().out
-        assert re.findall("left out: (.*)", said) == texts, said
-    assert main(["summary", str(tmp_path / "traces"), "--json", "-"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (list(found["regions"]), found["left_out"]) == (["step"], {"evaluate": [0, 2], "save": [2]})
-
-
-def test_the_bars_are_the_breakdown() -> None:
-    trace = _trace([_record("all_reduce", 0, 4), _work("all_to_all", 5, 6, 15, (12, 15)), _record("barrier", 20, 20)])
-    axes = plot.figure_of([trace]).axes[0]
-    heights = [patch.get_height() for patch in axes.patches]
-    assert heights == pytest.approx([0.012, 0.004, 0.004])
-    texts = [text.get_text() for text in axes.texts]
-    assert "12.0 ms  60%" in texts
-    assert "20.0 ms" in texts
-
-
-@pytest.mark.parametrize("regions", [["step"], [], ["gloo", "mpi", "a $x_{$ costs $1", "auto"]], ids=len)
-def test_the_picture_shows_its_words(regions: list[str]) -> None:
-    """Its title and legend are inside it, apart from each other and from the bars; each operation has a color."""
-    names = [str(row["name"]) for row in _C.ops()]
-    records = [_record(name, 2 * place + 1, 2 * place + 2) for place, name in enumerate(names)]
-    spans = [Region(name, 0, 90 * MS, 7) for name in regions]
-    figure = plot.figure_of([_trace(records, rank=rank, ranks=2, regions=spans) for rank in (0, 1)])
-    figure.savefig(io.BytesIO(), format="png")  # places everything
-    (axes,) = figure.axes
-    legend = axes.get_legend()
-    assert legend is not None
-    assert figure.get_suptitle().startswith("Compute and exposed communication: ")
-    title, names_box = figure._suptitle.get_window_extent(), legend.get_window_extent()
-    for box in (title, names_box):
-        assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
-        assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1
-    assert not title.overlaps(names_box)
-    assert axes.bbox.x1 <= names_box.x0
-    assert [text.get_text() for text in legend.get_texts()] == ["compute", *sorted(names)][::-1]
-    assert len({patch.get_facecolor() for patch in legend.get_patches()}) == len(names) + 1
-    assert [tick.get_text() for tick in axes.get_xticklabels()] == (regions or ["rank 0", "rank 1"])
-
-
-def test_every_name_has_a_colour_of_its_own() -> None:
-    """Operations, and candidates such as the variants of many backends."""
-    names = [f"backend:{number}" for number in range(40)]
-    found = colours(names)
-    assert len(set(found.values())) == len(names)
-    assert found == colours(reversed(names))
-    assert all(re.fullmatch("#[0-9a-f]{6}", colour) for colour in found.values())
-
-
 # ---- trace files and clocks
 
 
 def test_files_keep_everything(tmp_path: Path) -> None:
     records = [
-        _record("all_to_all", 0, 4, vectored=True, in_splits=(1, 2), out_splits=(3, 4), codec="bf16", sent_bytes=9),
-        _work("all_gather", 1, 2, 3, None, group=_group(0, "tail", (0,)), number=2),
+        record_of("all_to_all", 0, 4, vectored=True, in_splits=(1, 2), out_splits=(3, 4), codec="bf16", sent_bytes=9),
+        work_of("all_gather", 1, 2, 3, None, group=group_of(0, "tail", (0,)), number=2),
     ]
     clock = _clock.Clock(5, 6, _clock.PING, 7, 8)
-    trace = _trace(records, regions=[Region("step", 1, 2, 3)], clock=clock, lost=4)
+    trace = trace_of(records, regions=[Region("step", 1, 2, 3)], clock=clock, lost=4)
     assert _files.read(_files.write(trace, tmp_path / "a")) == trace
     file = _files.write(trace, tmp_path / "b" / "run.json")
     assert file.name == "run.rank0.json"
@@ -285,8 +116,8 @@ def test_files_keep_everything(tmp_path: Path) -> None:
 
 def test_files_of_an_older_version(tmp_path: Path) -> None:
     """Candidates are read with their current names; missing fields have their defaults."""
-    records = [_record("broadcast", 0, 1, backend=name) for name in ("mpi:p2p", "gloo+mpi:67", None)]
-    file = _files.write(_trace(records), tmp_path)
+    records = [record_of("broadcast", 0, 1, backend=name) for name in ("mpi:p2p", "gloo+mpi:67", None)]
+    file = _files.write(trace_of(records), tmp_path)
     document = json.loads(file.read_text())
     assert document["fields"][-2:] == ["priority", "key"]
     document["fields"] = document["fields"][:-2]
@@ -305,7 +136,7 @@ def test_files_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture
         return capsys.readouterr().err
 
     assert "got none" in said(tmp_path)
-    file = _files.write(_trace([], ranks=2), tmp_path)
+    file = _files.write(trace_of([], ranks=2), tmp_path)
     assert "each of 2 ranks, got those of ranks [0]" in said(tmp_path)
     whole = json.loads(file.read_text())
     file.write_text(json.dumps({**whole, "version": 99}))
@@ -338,9 +169,9 @@ def test_offsets() -> None:
     """Rank 0's clock if all were compared with it; otherwise the hosts' wall clocks."""
     ping = _clock.Clock(50, 5, _clock.PING, 1000, 9000)
     wall = _clock.Clock(0, None, _clock.WALL, 1000, 9000)
-    zero = _trace([], clock=_clock.Clock(0, 0, _clock.SAME, 2000, 9500))
-    assert _files.offsets([zero, _trace([], clock=ping)]) == [0, 50]
-    assert _files.offsets([zero, _trace([], clock=wall)]) == [0, 500]
+    zero = trace_of([], clock=_clock.Clock(0, 0, _clock.SAME, 2000, 9500))
+    assert _files.offsets([zero, trace_of([], clock=ping)]) == [0, 50]
+    assert _files.offsets([zero, trace_of([], clock=wall)]) == [0, 500]
 
 
 # ---- formats of other tools
@@ -354,13 +185,13 @@ def _slices(document: dict[str, Any], **wanted: Any) -> list[dict[str, Any]]:
 def test_chrome_of_hand_made_records() -> None:
     """Times in µs from the first event on, on rank 0's clock; works that overlap lie on different tracks."""
     mine = [
-        _record("all_reduce", 10, 12),
-        _work("all_gather", 13, 14, 20, (16, 20)),
-        _work("broadcast", 15, 15, 18, None),
+        record_of("all_reduce", 10, 12),
+        work_of("all_gather", 13, 14, 20, (16, 20)),
+        work_of("broadcast", 15, 15, 18, None),
     ]
-    theirs = [_record("all_reduce", 2, 5)]
+    theirs = [record_of("all_reduce", 2, 5)]
     ahead = _clock.Clock(9 * MS, 1000, _clock.PING, 0, 0)
-    document = chrome([_trace(mine, ranks=2), _trace(theirs, rank=1, ranks=2, clock=ahead)])
+    document = chrome([trace_of(mine, ranks=2), trace_of(theirs, rank=1, ranks=2, clock=ahead)])
     (first,) = _slices(document, cat="blocking", pid=0)
     (second,) = _slices(document, cat="blocking", pid=1)
     assert (first["ts"], first["dur"], first["name"]) == (0, 2000, "all_reduce [mpi]")
@@ -402,18 +233,18 @@ def _check_chrome(document: dict[str, Any], ranks: int) -> None:
 def test_chrome_of_several_threads() -> None:
     """Regions and calls of each thread have tracks of their own, whatever the numbers of the threads."""
     regions = [Region("a", 0, 10 * MS, 999_999), Region("b", 5 * MS, 15 * MS, 1_000_000)]
-    calls = [_work("all_gather", 1, 2, 9, (3, 9), thread=thread) for thread in (999_999, 1_000_000)]
-    document = chrome([_trace(calls, regions=regions)])
+    calls = [work_of("all_gather", 1, 2, 9, (3, 9), thread=thread) for thread in (999_999, 1_000_000)]
+    document = chrome([trace_of(calls, regions=regions)])
     _check_chrome(document, 1)
     assert len({each["tid"] for each in _slices(document)}) == 6
 
 
 def test_param_of_hand_made_records() -> None:
     """Groups first, then calls and waits in order; sizes in elements, ranks of the job."""
-    tail = _group(1, "tail", (1, 2))
+    tail = group_of(1, "tail", (1, 2))
     records = [
-        _work("all_reduce", 1, 2, 9, (7, 9), number=5),
-        _record(
+        work_of("all_reduce", 1, 2, 9, (7, 9), number=5),
+        record_of(
             "all_to_all",
             3,
             4,
@@ -425,12 +256,12 @@ def test_param_of_hand_made_records() -> None:
             number=6,
             seq=2,
         ),
-        _record("broadcast", 5, 6, group=tail, root=0, number=7),
-        _record("send", 6, 6.5, group=tail, root=0, number=8),
-        _record("gather", 7, 8, vectored=True, seq=3),
-        _record("all_reduce", 8, 9, dtype="complex64", seq=4),
+        record_of("broadcast", 5, 6, group=tail, root=0, number=7),
+        record_of("send", 6, 6.5, group=tail, root=0, number=8),
+        record_of("gather", 7, 8, vectored=True, seq=3),
+        record_of("all_reduce", 8, 9, dtype="complex64", seq=4),
     ]
-    export = param([_trace(records, rank=0)])
+    export = param([trace_of(records, rank=0)])
     (entries,) = export.ranks
     assert entries[0] == {"comms": "init", "pg_id": 0, "req": -1, "world_size": 2, "global_ranks": [0, 1]}
     assert entries[1]["global_ranks"] == [1, 2]
@@ -453,25 +284,25 @@ def test_param_leaves_out_on_all_ranks_what_one_leaves_out() -> None:
     """Otherwise a replay waits: for collectives that one rank has no counts of, and for messages without their half."""
     more = {"vectored": True, "in_splits": (1, 1), "out_splits": (1, 1)}
     mine = [
-        _record("all_reduce", 1, 2),
-        _record("all_to_all", 3, 4, seq=2, **more),
-        _record("all_reduce", 5, 6, seq=3),
-        _record("all_reduce", 7, 8, seq=4),
-        _record("send", 9, 10, root=1, tag=0, seq=1),
-        _record("send", 11, 12, root=1, tag=0, seq=2),
-        _record("send", 13, 14, root=1, tag=5, seq=3),
-        _record("all_reduce", 15, 16, seq=0, state="failed"),  # refused on this rank alone
+        record_of("all_reduce", 1, 2),
+        record_of("all_to_all", 3, 4, seq=2, **more),
+        record_of("all_reduce", 5, 6, seq=3),
+        record_of("all_reduce", 7, 8, seq=4),
+        record_of("send", 9, 10, root=1, tag=0, seq=1),
+        record_of("send", 11, 12, root=1, tag=0, seq=2),
+        record_of("send", 13, 14, root=1, tag=5, seq=3),
+        record_of("all_reduce", 15, 16, seq=0, state="failed"),  # refused on this rank alone
     ]
-    second = _group(1)
+    second = group_of(1)
     theirs = [record._replace(group=second) for record in mine[:4]]
     theirs[1] = theirs[1]._replace(in_splits=(), out_splits=(), truncated=True)
     theirs[2] = theirs[2]._replace(state="failed")
     theirs += [
-        _record("recv", 9, 10, group=second, root=0, tag=0, seq=1),
-        _record("recv", 11, None, group=second, root=-1, tag=None, seq=2),
-        _record("recv", 13, 14, group=second, root=0, tag=5, seq=3),
+        record_of("recv", 9, 10, group=second, root=0, tag=0, seq=1),
+        record_of("recv", 11, None, group=second, root=-1, tag=None, seq=2),
+        record_of("recv", 13, 14, group=second, root=0, tag=5, seq=3),
     ]
-    export = param([_trace(mine, ranks=2), _trace(theirs, rank=1, ranks=2)])
+    export = param([trace_of(mine, ranks=2), trace_of(theirs, rank=1, ranks=2)])
     first, other = ([entry for entry in entries if entry["comms"] not in ("init", "wait")] for entries in export.ranks)
     assert [entry["comms"] for entry in first] == ["all_reduce", "all_reduce", "send", "send"]
     assert [entry["startTime_ns"] for entry in first] == [1 * MS, 7 * MS, 9 * MS, 13 * MS]
@@ -486,9 +317,9 @@ def test_param_leaves_out_on_all_ranks_what_one_leaves_out() -> None:
 
 
 def test_flight_recorder_leaves_out_what_one_ring_has_lost() -> None:
-    whole = [_record("all_reduce", each, each + 1, seq=each) for each in range(1, 5)]
-    second = [record._replace(group=_group(1)) for record in whole[2:]]
-    first, other = flight_recorder([_trace(whole, ranks=2), _trace(second, rank=1, ranks=2, lost=2)])
+    whole = [record_of("all_reduce", each, each + 1, seq=each) for each in range(1, 5)]
+    second = [record._replace(group=group_of(1)) for record in whole[2:]]
+    first, other = flight_recorder([trace_of(whole, ranks=2), trace_of(second, rank=1, ranks=2, lost=2)])
     for dump in (first, other):
         assert [entry["collective_seq_id"] for entry in dump["entries"]] == [3, 4]
         assert [entry["record_id"] for entry in dump["entries"]] == [0, 1]
@@ -496,9 +327,9 @@ def test_flight_recorder_leaves_out_what_one_ring_has_lost() -> None:
 
 def test_flight_recorder_of_a_ring_that_has_lost_a_whole_group() -> None:
     """The calls of that group are left out on all ranks."""
-    part = [_record("broadcast", each, each + 1, seq=each, group=_group(1, "part", (0, 1))) for each in range(1, 4)]
-    lost = _trace([_record("all_reduce", 1, 2)], ranks=2, lost=3)
-    first, other = flight_recorder([lost, _trace(part, rank=1, ranks=2)])
+    part = [record_of("broadcast", each, each + 1, seq=each, group=group_of(1, "part", (0, 1))) for each in range(1, 4)]
+    lost = trace_of([record_of("all_reduce", 1, 2)], ranks=2, lost=3)
+    first, other = flight_recorder([lost, trace_of(part, rank=1, ranks=2)])
     assert len(first["entries"]) == 1
     assert other["entries"] == []
 

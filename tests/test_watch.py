@@ -488,8 +488,7 @@ def test_a_difference_comes_first() -> None:
     text = diagnose({rank: reports[rank] for rank in (0, 1)}, {}, "g", [0, 1], 1)
     assert text.startswith("The ranks have made different calls: collective 1 of group 'g' is ")
     assert "All ranks have arrived" not in text
-    text = diagnose(reports, {}, "g", RANKS, 1)
-    assert re.match(r"The ranks have made different calls: .*\. Not arrived: rank 2 ", text)
+    assert re.match(r"The ranks .* different calls: .*\. Not arrived: rank 2 ", diagnose(reports, {}, "g", RANKS, 1))
 
 
 def test_positions_of_this_process() -> None:

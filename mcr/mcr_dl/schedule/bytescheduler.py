@@ -100,11 +100,10 @@ class ByteScheduler(nn.Module):
         self._transfers = Transfers(self._core, backend, form == "reduce_scatter")
         limits = checks.limit("partition", partition, self._transfers.multiple), checks.limit("credit", credit)
         leader = Leader(own_groups.like(self._outer, self), self._transfers.named) if order == "leader" else None
-        kind = "simulation" if leader else tuning
-        self._choice = choosing.Choice(self._transfers, kind, limits, hooks.weakly(self._at_end))
+        end = hooks.weakly(self._at_end)
+        self._choice = choosing.Choice(self._transfers, "simulation" if leader else tuning, limits, end)
         self._issuer = Issuer(self._transfers.start, leader)
-        self._updates = Updates(optimizer)
-        self._optimizer = optimizer
+        self._optimizer, self._updates = optimizer, Updates(optimizer)
         self._gates = hooks.Gates(module, self._enter, self._need)
         self._wait = hooks.weakly(self._read)  # Python's collector does not see a parameter's gradient
         self._hooks: list[Any] = []

@@ -205,7 +205,7 @@ def agreed(
 
 def _tensors(module: nn.Module) -> list[list[Any]]:
     """The parameters, also frozen ones, and buffers: rank 0's are sent to all ranks, in this order."""
-    rows = [("parameter", *each) for each in module.named_parameters()]
+    rows: list[tuple[str, str, torch.Tensor]] = [("parameter", *each) for each in module.named_parameters()]
     rows += [("buffer", *each) for each in module.named_buffers()]
     return [[kind, name, list(each.shape), str(each.dtype), each.requires_grad] for kind, name, each in rows]
 

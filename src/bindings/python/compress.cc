@@ -139,8 +139,8 @@ class PythonCodec final : public Codec {
     const auto used = fixed_ ? std::min(bytes - kHeader, own_capacity(count, dtype)) : bytes - kHeader;
     const Locked locked;
     try {
-      object_.attr("decode")(view(in + kHeader, used),
-                             py::memoryview::from_memory(out, count * size_of(dtype)), row(dtype).name);
+      object_.attr("decode")(view(in + kHeader, used), py::memoryview::from_memory(out, count * size_of(dtype)),
+                             row(dtype).name);
     } catch (py::error_already_set& error) {
       throw failed("codec " + name() + ": cannot decode: " + exception_text(error.value().ptr()));
     }

@@ -143,8 +143,8 @@ const Ids& checked(const Schedule& schedule, const Ids& after) {
   for (const auto id : after) {
     if (id < schedule.tasks().size()) continue;
     throw Error(ErrorCode::InvalidArgument, "Schedule: after: expected some of the " +
-                                                std::to_string(schedule.tasks().size()) + " earlier tasks, got number " +
-                                                std::to_string(id));
+                                                std::to_string(schedule.tasks().size()) +
+                                                " earlier tasks, got number " + std::to_string(id));
   }
   return after;
 }
@@ -165,7 +165,9 @@ void add_schedules(py::module_& module) {
       .def(
           "issue",
           [](Schedule& self, const std::string& op, int64_t nbytes, const Ids& after, uint8_t part, int peer,
-             const std::string& dtype) { return self.issue(sized(op, nbytes, dtype, peer), checked(self, after), part); },
+             const std::string& dtype) {
+            return self.issue(sized(op, nbytes, dtype, peer), checked(self, after), part);
+          },
           py::arg("op"), py::arg("nbytes"), py::arg("after") = Ids(), py::arg("part") = 0, py::arg("peer") = 0,
           py::arg("dtype") = "float32")
       .def(
