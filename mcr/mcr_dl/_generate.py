@@ -246,6 +246,7 @@ _CLASSES: dict[str, tuple[str, ...]] = {
     "Pass": (
         "@property def name(self) -> str:",
         "def _synchronize(self, limit: timedelta) -> bool:",
+        "@property def _broken(self) -> bool:",
     ),
     "PythonPass(Pass)": ("def __init__(self, handler: Any, name: str, group: Group) -> None:",),
     "LogPass(Pass)": ("def __init__(self, group: Group, ops: list[str] | None) -> None:",),
