@@ -11,7 +11,7 @@ import mcr_dl
 from harness import Pools
 from mcr_dl import InvalidArgumentError, InvalidTypeError
 from mcr_dl.passes import Fuse
-from ranks import fusion, passes, session
+from ranks import fusion, passed_calls, passes, session
 
 backends = pytest.mark.parametrize("backend", [*session.BACKENDS, "auto"])
 real = pytest.mark.parametrize("backend", session.BACKENDS)
@@ -43,6 +43,13 @@ def test_a_pass_in_python(pools: Pools, size: int, backend: str, name: str) -> N
 def test_calls_of_a_pass_name_no_backend(pools: Pools, backend: str) -> None:
     """In a block of ``use()``."""
     pools.get("processes", 2).run(fusion.names_no_backend, backend)
+
+
+@sizes
+@real
+@pytest.mark.parametrize("name", ["keeps_values", "keeps_views", "keeps_counts"])
+def test_a_call_after_the_action(pools: Pools, size: int, backend: str, name: str) -> None:
+    pools.get("processes", size).run(getattr(passed_calls, name), backend)
 
 
 @pytest.mark.parametrize("name", ["mistakes", "order", "agreement", "init_gives_them"])

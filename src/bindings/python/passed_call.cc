@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <iterator>
 #include <utility>
@@ -49,9 +50,8 @@ Error PassedCall::over() const {
 }
 
 const Call& PassedCall::call() const {
-  if (passage_ != nullptr) return passage_->call;
-  if (fate_ == Fate::Held) return held_;
-  throw over();
+  if (passage_ == nullptr && fate_ != Fate::Held) throw over();
+  return fate_ == Fate::Open ? passage_->call : kept_;
 }
 
 std::string PassedCall::op() const { return std::string(row(call().op).name); }
@@ -79,9 +79,9 @@ py::object PassedCall::root() const {
 
 // For a view of the call's tensors.
 std::shared_ptr<void> PassedCall::memory() const {
-  if (passage_ != nullptr && fate_ != Fate::Held) return memory_of(passage_->plan);
-  if (held_memory_ == nullptr) throw over();
-  return held_memory_;  // hold() has given the plan to the Work
+  if (fate_ == Fate::Open) return memory_of(passage_->plan);
+  if (memory_ == nullptr) throw over();
+  return memory_;
 }
 
 py::object PassedCall::input() const {
@@ -114,7 +114,21 @@ void PassedCall::expect_open() const {
 
 void PassedCall::decide(Fate fate) {
   expect_open();
+  keep_values();
   fate_ = fate;
+}
+
+// Before the action: the call's end may free the plan, and a backend may get other memory, another type or reduction.
+void PassedCall::keep_values() {
+  kept_ = passage_->call;
+  memory_ = memory_of(passage_->plan);
+  const std::array spans = {&kept_.in_counts, &kept_.in_displs, &kept_.out_counts, &kept_.out_displs};
+  if (std::ranges::all_of(spans, [](const auto* span) { return span->empty(); })) return;
+  counts_ = std::make_shared<Counts>();
+  for (std::size_t i = 0; i < spans.size(); ++i) {
+    (*counts_)[i].assign(spans[i]->begin(), spans[i]->end());
+    *spans[i] = (*counts_)[i];
+  }
 }
 
 // A pass may catch the error, but the call has failed.
@@ -214,7 +228,7 @@ py::object PassedCall::proceed_held() {
   auto slot = slot_;
   if (slot_) slot_->communicator.reset();  // the program may keep this object for long
   auto chain = std::exchange(chain_, nullptr);
-  auto memory = std::exchange(held_memory_, nullptr);
+  auto memory = std::exchange(memory_, nullptr);
   {
     const Unlocked guard;
     issue_held(*deferred, std::move(slot), std::move(chain), std::move(memory));
@@ -229,7 +243,8 @@ void PassedCall::issue_held(Deferred& deferred, std::optional<Slot> slot, std::s
     if (group_->closed()) throw destroyed_group();
     Plan plan;                                // the call's own is in the Work that hold() made
     plan.owned.push_back(std::move(memory));  // for later passes that keep a view
-    Call call = held_;
+    plan.owned.push_back(counts_);
+    Call call = kept_;
     Passage passage{*group_, slot ? &*slot : nullptr, call, plan, true};
     deferred.fulfil(Next(chain, from_)(passage).work);
   } catch (...) {
@@ -271,8 +286,6 @@ py::object PassedCall::hold() {
   expect_own_memory("hold()");
   decide(Fate::Held);
   if (passage_->slot != nullptr) slot_.emplace(*passage_->slot);
-  held_ = passage_->call;
-  held_memory_ = memory_of(passage_->plan);
   chain_ = next_.chain();
   from_ = next_.from();
   deferred_ = std::make_shared<Deferred>();
@@ -281,9 +294,12 @@ py::object PassedCall::hold() {
   return py::cast(outcome_.work);
 }
 
+// A pass may keep this object for long, and what these refer to may have it: a traceback has the frame of handle(), a
+// Work the steps of after().
 void PassedCall::close() {
   passage_ = nullptr;
-  failure_ = {};  // its traceback has the frame of handle(), and that has this object
+  failure_ = {};
+  if (fate_ != Fate::Held) memory_ = nullptr;
 }
 
 // The program may go on with the device's stream before a thread of the host has run the step.

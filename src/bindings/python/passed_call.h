@@ -3,9 +3,12 @@
 
 #include <pybind11/pybind11.h>
 
+#include <array>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "bindings/python/tensors.h"
 #include "engine/deferred.h"
@@ -26,7 +29,8 @@ class PassedCall {
   /// If the call is still held it fails: nothing can release it any more.
   ~PassedCall();
 
-  // The call's values. Tensors are one-dimensional views of the call's memory, None where this rank has none.
+  // The call's values, as the pass has got them, also after its action. Tensors are one-dimensional views of the call's
+  // memory, None where this rank has none.
   std::string op() const;
   pybind11::object group() const;
   pybind11::object backend() const;
@@ -64,6 +68,7 @@ class PassedCall {
   void expect_steps() const;
   void expect_own_memory(const char* action) const;
   void decide(Fate fate);
+  void keep_values();
   template <class Action>
   auto remembered(Action action);
   at::Tensor replacement(Tensors& tensors, const Buffer& side, const char* name, const pybind11::object& value) const;
@@ -82,13 +87,17 @@ class PassedCall {
   Fate fate_ = Fate::Open;
   Outcome outcome_;
   pybind11::object failure_;  // an exception of the rest of the chain
-  // For a held call, which outlives handle(); set by hold() and taken by proceed(), both with the GIL:
-  Call held_;
+  // From the pass's action on, which gives the plan away and lets the rest of the chain change the call; all with the
+  // GIL:
+  using Counts = std::array<std::vector<int64_t>, 4>;
+  Call kept_;
+  std::shared_ptr<Counts> counts_;  // of kept_; null: it has none
+  std::shared_ptr<void> memory_;    // of its tensors
+  // For a held call, which outlives handle(); set by hold() and taken by proceed():
   std::optional<Slot> slot_;            // its candidate; a copy, as the group may remove it meanwhile
   std::shared_ptr<const Chain> chain_;  // the chain with which it entered
   std::size_t from_ = 0;
   std::shared_ptr<Deferred> deferred_;
-  std::shared_ptr<void> held_memory_;  // of its tensors
 };
 
 }  // namespace mcr::python

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pass has of a call after its action: values and tensors as it got them, and nothing that it need not keep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import mcr_dl
+from mcr_dl.passes import PassedCall
+from ranks import session
+from ranks.passes import handler
+
+_FACTS = ("op", "dtype", "reduction", "root", "tag", "vectored", "nbytes", "input_counts", "output_counts")
+_COUNT = 16_000  # elements: memory that the allocator soon gives to others
+
+held: list[PassedCall] = []
+
+
+def _facts(call: PassedCall) -> dict[str, Any]:
+    facts = {name: getattr(call, name) for name in _FACTS}
+    for name in ("input", "output"):
+        view = getattr(call, name)
+        facts[name] = None if view is None else (view.data_ptr(), view.numel(), view.dtype)
+    return facts
+
+
+def _finish(work: Any) -> None:
+    if work is not None:
+        work.wait()
+
+
+def _hold(call: PassedCall) -> Any:
+    held.append(call)
+    return call.hold()
+
+
+def keeps_values(backend: str) -> None:
+    """Though the rest of the chain, and what replaces a library's missing reductions, may change the call."""
+    seen: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+    def handle(call: PassedCall) -> Any:
+        before = _facts(call)
+        short = torch.zeros(call.output.numel(), dtype=torch.bfloat16)
+        result = call.proceed(output=short) if call.op == "broadcast" else call.proceed()
+        seen.append((before, _facts(call)))
+        return result
+
+    session.start()
+    size = mcr_dl.get_world_size()
+    options: list[dict[str, Any]] = [{"backend": backend, "async_op": mode} for mode in (False, True)]
+    with handler(handle):
+        for each in options:
+            for reduction in (mcr_dl.ReduceOp.MAX, mcr_dl.ReduceOp.AVG):
+                _finish(mcr_dl.all_reduce(torch.full((4,), 1.5), op=reduction, **each))
+            _finish(mcr_dl.broadcast(torch.ones(3), 0, **each))
+            counts = [3] * size
+            _finish(mcr_dl.all_to_all_single(torch.zeros(3 * size), torch.ones(3 * size), counts, counts, **each))
+            gathered = torch.zeros(2 * size)
+            _finish(mcr_dl.all_gather_single(gathered, gathered[:2], **each))
+            _finish(mcr_dl.all_gather([torch.zeros(4) for _ in range(size)], torch.ones(4), **each))
+    assert len(seen) == 2 * 6
+    for before, after in seen:
+        assert before == after
+
+
+def keeps_views(backend: str) -> None:
+    """Tensors that a pass takes after its action stay valid, although the program has dropped its own."""
+    kept: list[torch.Tensor] = []
+
+    def proceeds(call: PassedCall) -> Any:
+        result = call.proceed()
+        kept.append(call.output)
+        return result
+
+    def answers(call: PassedCall) -> Any:
+        call.output.fill_(2)
+        result = call.done()
+        kept.append(call.output)
+        return result
+
+    session.start()
+    size = mcr_dl.get_world_size()
+    for handle in (proceeds, answers):
+        for mode in (False, True):
+            with handler(handle):
+                for _ in range(4):
+                    tensor = torch.full((_COUNT,), 2.0 / size)
+                    _finish(mcr_dl.all_reduce(tensor, backend=backend, async_op=mode))
+                    parts = [torch.zeros(_COUNT // size) for _ in range(size)]
+                    _finish(
+                        mcr_dl.all_gather(parts, torch.full((_COUNT // size,), 2.0), backend=backend, async_op=mode)
+                    )
+                    del tensor, parts
+            others = [torch.full((_COUNT,), 7.0) for _ in range(20)]
+            assert len(kept) == 8
+            for view in kept:
+                torch.testing.assert_close(view, torch.full_like(view, 2.0))
+                view.zero_()  # memory of its own
+            assert all(bool(other.eq(7).all()) for other in others), (handle, mode)
+            kept.clear()
+
+
+def keeps_counts(backend: str) -> None:
+    """A held call that has gone on, and whose Work the program has dropped, still has its counts."""
+    session.start()
+    size = mcr_dl.get_world_size()
+    counts = [3] * size
+    with handler(_hold):
+        for _ in range(4):
+            out = torch.zeros(3 * size)
+            work = mcr_dl.all_to_all_single(out, torch.ones(3 * size), counts, counts, backend=backend, async_op=True)
+            held[-1].proceed()
+            work.wait()
+            assert out.tolist() == [1.0] * 3 * size
+            del out, work
+        others = [torch.full((2,), 9) for _ in range(2000)]
+        for call in held:
+            assert (call.input_counts, call.output_counts, call.nbytes) == (counts, counts, 12 * size)
+    held.clear()
+    del others
