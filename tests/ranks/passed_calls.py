@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import gc
+import time
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -120,3 +124,29 @@ def keeps_counts(backend: str) -> None:
             assert (call.input_counts, call.output_counts, call.nbytes) == (counts, counts, 12 * size)
     held.clear()
     del others
+
+
+def _await_none(reference: Callable[[], Any], limit: float = 20) -> None:
+    deadline = time.monotonic() + limit
+    while reference() is not None:
+        assert time.monotonic() < deadline, "the tensor is still there"
+        gc.collect()
+        time.sleep(0.01)
+
+
+def releases_tensors(backend: str) -> None:
+    """The tensors of a held call end with it, though a step of the pass refers to the call."""
+
+    def handle(call: PassedCall) -> Any:
+        call.after(lambda: call.op)
+        return _hold(call)
+
+    session.start()
+    with handler(handle):
+        tensor = torch.ones(_COUNT)
+        reference = weakref.ref(tensor)
+        work = mcr_dl.all_reduce(tensor, backend=backend, async_op=True)
+        held.pop().proceed()
+        work.wait()
+        del tensor, work
+        _await_none(reference)

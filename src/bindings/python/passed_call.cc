@@ -299,6 +299,7 @@ py::object PassedCall::hold() {
 void PassedCall::close() {
   passage_ = nullptr;
   failure_ = {};
+  outcome_ = {};
   if (fate_ != Fate::Held) memory_ = nullptr;
 }
 
