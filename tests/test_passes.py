@@ -79,6 +79,13 @@ def test_fusion_among_other_calls(pools: Pools, size: int, backend: str, name: s
     pools.get("processes", size).run(getattr(fusion, name), backend)
 
 
+@sizes
+@real
+@pytest.mark.parametrize("name", ["asks_while_others_are_held", "asks_its_own_group"])
+def test_passes_behind_fusion_make_calls(pools: Pools, size: int, backend: str, name: str) -> None:
+    pools.get("processes", size).run(getattr(fusion, name), backend)
+
+
 def test_fusion_under_open_mpi(pools: Pools) -> None:
     pools.get("mpiexec-openmpi", 2).run(fusion.fused, "mpi")
 

@@ -157,8 +157,8 @@ class Issue {
       : passage_(passage), lock_(lock), timing_(direct) {}
 
   int run() {
-    // Point-to-point calls, schedules and calls of any form are started and polled, so that other threads may use the
-    // library meanwhile.
+    // Point-to-point calls, schedules, calls of any form and those of a pass behind `fuse` are started and polled, so
+    // that other threads may use the library meanwhile.
     Lane lane(true);
     try {
       prepare();
@@ -306,7 +306,7 @@ class Issue {
 
   bool polled() const {
     return decision_.form == Form::Emulated || Position::detail() || passage_.slot->always_starts ||
-           ((passage_.call.any_form || row(passage_.call.op).is(kPeer)) && admits_one_thread());
+           ((passage_.call.any_form || row(passage_.call.op).is(kPeer)) && admits_one_thread()) || Executor::driving();
   }
 
   bool admits_one_thread() const { return !passage_.slot->communicator->inline_messages(); }

@@ -379,6 +379,10 @@ void Executor::expedite() {
   drive();
 }
 
+bool Executor::driving() noexcept { return Driving::innermost != nullptr; }
+
+bool Executor::drives_here() const noexcept { return Driving::here(*this); }
+
 ExecutorStatistics Executor::statistics() const {
   const std::lock_guard lock(mutex_);
   auto now = statistics_;
@@ -410,9 +414,6 @@ void Executor::finish(const Position& position, std::chrono::milliseconds limit,
       const std::lock_guard lock(list().mutex);
       all = list().all;
     }
-    // Those that this thread drives go on when it has made its call. On other ranks the call is in the same place.
-    std::erase_if(all, [](const auto& one) { return Driving::here(*one); });
-    if (all.empty()) return;
     for (const auto& one : all) one->expedite();
     if (!any()) return;
     std::this_thread::yield();

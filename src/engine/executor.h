@@ -159,8 +159,14 @@ class Executor final : public Driver, public std::enable_shared_from_this<Execut
   void recount() override;
   /// Whether an ordered executor has late Issues to come, of calls that have not ended.
   static bool any() noexcept { return pending_.load(std::memory_order_relaxed) != 0; }
-  /// Waits until none has, except those that this thread drives: the call comes from one of their tasks, such as a pass
-  /// behind `fuse`. Throws Timeout, and what ends every wait of a call of the group at this position.
+  /// Whether a call comes from a task of an executor, such as from a pass behind `fuse`. It is in the same place among
+  /// the executor's Issues on all ranks, and it may wait neither for that executor nor, in a library that admits one
+  /// thread, for calls that other ranks have not made.
+  static bool driving() noexcept;
+  /// Whether the call comes from a task of this one.
+  bool drives_here() const noexcept;
+  /// Waits until none has; not for a thread that is driving(). Throws Timeout, and what ends every wait of a call of
+  /// the group at this position.
   static void finish(const Position& position, std::chrono::milliseconds limit, Interrupt interrupt);
 
  private:

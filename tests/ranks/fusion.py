@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from typing import Any
 
@@ -275,3 +276,73 @@ def names_no_backend(backend: str) -> None:
         ask()
     assert named == [backend, None, None, backend]
     mcr_dl.destroy_process_group(inner)
+
+
+# ---- calls of passes behind it
+
+
+def asks_while_others_are_held(backend: str) -> None:
+    """A pass makes a blocking call of a group while another group holds calls, on some ranks before and on some after.
+
+    The flush runs on a thread of MCR-DL, which must not keep the library from the thread that makes the other calls.
+    """
+    session.start()
+    rank, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
+    asking, holding, asked = (mcr_dl.new_group(backend=backend, timeout=10) for _ in range(3))
+    begun = threading.Event()
+    sums: list[float] = []
+
+    def ask(call: PassedCall) -> Any:
+        begun.set()
+        total = torch.ones(1)
+        mcr_dl.all_reduce(total, group=asked)
+        sums.append(total.item())
+        return call.proceed()
+
+    mcr_dl.register_pass(Handler(ask), "asks")
+    mcr_dl.set_passes([Fuse(hold_microseconds=20_000), "asks"], asking)
+    mcr_dl.set_passes([Fuse(hold_microseconds=60_000_000)], holding)
+    for _ in range(10):
+        begun.clear()
+        tensors = [torch.ones(4), torch.ones(4)]
+        works = [mcr_dl.all_reduce(tensors[0], group=asking, async_op=True)]
+        if rank == 0:
+            assert begun.wait(20)
+        works.append(mcr_dl.all_reduce(tensors[1], group=holding, async_op=True))
+        for work in works:
+            work.wait()
+        assert [tensor.tolist() for tensor in tensors] == [[float(size)] * 4] * 2
+    assert sums == [size] * 10
+    for group in (asking, holding):
+        mcr_dl.set_passes([], group)
+    for group in (asking, holding, asked):
+        mcr_dl.destroy_process_group(group)
+
+
+def asks_its_own_group(backend: str) -> None:
+    """A call that a pass makes on its group, where no other calls go around ``fuse``, is not held behind itself."""
+    session.start()
+    size = mcr_dl.get_world_size()
+    sums: list[float] = []
+    inside = threading.local()
+
+    def ask(call: PassedCall) -> Any:
+        if getattr(inside, "asks", False):
+            return call.proceed()
+        inside.asks = True
+        for mode in (False, True):
+            total = torch.ones(2)
+            work = mcr_dl.all_reduce(total, backend=backend, async_op=mode)
+            if work is not None:
+                work.wait()
+            sums.append(total[0].item())
+        inside.asks = False
+        return call.proceed()
+
+    mcr_dl.register_pass(Handler(ask), "asks")
+    with chain(Fuse(hold_microseconds=60_000_000), "asks"):
+        for _ in range(3):
+            tensor = torch.ones(4)
+            mcr_dl.all_reduce(tensor, backend=backend, async_op=True).wait()
+            assert tensor.tolist() == [float(size)] * 4
+    assert sums == [size] * 6
