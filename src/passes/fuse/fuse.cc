@@ -101,6 +101,8 @@ Outcome Fuse::handle(Passage& passage, const Next& next) {
   const auto holder = holders_.find(slot->backend.name);
   if (holder == holders_.end()) return next(passage);
   const auto& [stream, limits] = holder->second;
+  // The flush that a pass behind this one waits in cannot flush its call. Equal on all ranks, as they are in one flush.
+  if (stream->flushes_here()) return next(passage);
   if (larger_side_bytes(passage.call) > limits.largest_bytes) return next(passage);
   passage.slot = own;
   passage.notes.fused = true;

@@ -87,6 +87,8 @@ class FuseStream : public std::enable_shared_from_this<FuseStream> {
   void abandoned();
   /// Call when a thread waits for all calls.
   void expedite();
+  /// Whether this thread is in a flush of this stream, in a pass behind the one that uses it.
+  bool flushes_here() const noexcept { return executor_->drives_here(); }
   /// Flushes; false if calls are still held after the limit.
   bool synchronize(std::chrono::nanoseconds limit);
   FuseStatistics statistics() const;
