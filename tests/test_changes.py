@@ -79,5 +79,11 @@ def test_calls_under_way(pools: Pools, size: int, backend: str) -> None:
 
 @sizes
 @real
+def test_a_call_that_is_held_before_fuse(pools: Pools, size: int, backend: str) -> None:
+    pools.get("processes", size).run(changes.held_before_fuse, backend)
+
+
+@sizes
+@real
 def test_calls_of_another_group(pools: Pools, size: int, backend: str) -> None:
     pools.get("processes", size).run(changes.with_another_group, backend, 12)

@@ -467,12 +467,14 @@ std::shared_ptr<Work> start(Group& group, Slot* slot, Call& call, Plan& plan, Ca
   return counted(passage, [&] { return Issue(passage, lock).start(); });
 }
 
-std::shared_ptr<Work> start_around_passes(Group& group, Slot* slot, Call& call, Plan& plan) {
+std::shared_ptr<Work> start_through(const std::shared_ptr<const Chain>& chain, Group& group, Slot* slot, Call& call,
+                                    Plan& plan) {
   Passage passage{group, slot, call, plan, true};
   if (!admit(passage)) return nothing_to_do(passage);
   if (passage.notes.seq == 0) enter_with_passes(passage);
   const Group::Inside inside(group, std::adopt_lock);
-  return Issue(passage, nullptr, false).start();
+  return counted(passage,
+                 [&] { return chain == nullptr ? Issue(passage, nullptr, false).start() : Next(chain)(passage).work; });
 }
 
 }  // namespace mcr

@@ -19,8 +19,9 @@ int run(Group& group, Slot* slot, Call& call, Plan& plan, Interrupt interrupt, C
 /// co-owns the Work until it is complete.
 std::shared_ptr<Work> start(Group& group, Slot* slot, Call& call, Plan& plan, CallerLock* lock = nullptr,
                             Interrupt interrupt = nullptr);
-/// Like start(), but bypasses the group's passes: for calls that the program did not make, such as an agreement of the
-/// ranks.
-std::shared_ptr<Work> start_around_passes(Group& group, Slot* slot, Call& call, Plan& plan);
+/// Like start(), but through these passes instead of the group's own; null: none, for calls that the program did not
+/// make, such as an agreement of the ranks.
+std::shared_ptr<Work> start_through(const std::shared_ptr<const Chain>& chain, Group& group, Slot* slot, Call& call,
+                                    Plan& plan);
 
 }  // namespace mcr

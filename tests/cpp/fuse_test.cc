@@ -271,6 +271,23 @@ TEST(no_lock_is_held_during_a_flush) {
   CHECK(one.log.blocking == 0);  // a thread of the core must not keep other threads from a library
 }
 
+TEST(calls_go_through_the_passes_behind_their_own) {
+  One one(limits(1000));
+  std::array<std::shared_ptr<Sees>, 2> behind = {std::make_shared<Sees>(), std::make_shared<Sees>()};
+  std::vector<std::shared_ptr<Fuse>> passes;
+  for (const auto& sees : behind) {
+    one.shadow->group().set_passes({sees});
+    passes.push_back(fuse(one.alone.group(), {one.shadow, &one.shadow->group()}, limits(1000)));
+  }
+  std::vector<Floats> data(5, Floats(4));
+  for (std::size_t i = 0; i < data.size(); ++i) {
+    one.alone.group().set_passes({passes[i % 2]});  // as a pass in front of the first one, which has held calls
+    one.start(call(Op::all_reduce, data[i]));
+  }
+  CHECK(passes[1]->synchronize(10s) && one.finish() && behind[0]->calls == 1 && behind[1]->calls == 1);
+  CHECK(one.fused.calls.size() == 2 && one.fused.calls[0].out.count == 12 && one.fused.calls[1].out.count == 8);
+}
+
 TEST(rounds_go_around_the_passes) {
   for (const int size : {2, 3}) {
     ranks::together(size, [&](Group& group, const Shadow& shadow) {
@@ -452,7 +469,7 @@ TEST(passes_that_follow_each_other_flush_together) {
     if (group.rank() == 1) std::swap(works[0], works[1]);
     for (const auto& work : works) CHECK(work->wait_for(60s) && !work->failed());
     CHECK(data == Floats(4, 4) && other == Floats(4, 200));
-    CHECK(second->statistics().calls == 2 && second->statistics().flushes == 1);
+    CHECK(second->statistics().calls == 2 && second->statistics().flushes == 2);  // each with its own rest of the chain
   });
 }
 

@@ -186,6 +186,39 @@ def in_flight(backend: str) -> None:
     mcr_dl.destroy_process_group(group)
 
 
+def held_before_fuse(backend: str) -> None:
+    """A call that a pass in front of ``fuse`` holds goes through the passes behind it with which it was made."""
+    session.start()
+    size = mcr_dl.get_world_size()
+    group = mcr_dl.new_group()
+    keeper, behind = _Keeper(), list[str]()
+    mcr_dl.register_pass(keeper, "keeper")
+    mcr_dl.register_pass(_seen(behind), "behind")
+    fuse = Fuse(hold_microseconds=_NEVER)
+    chains: list[list[Any]] = [
+        ["keeper", fuse, "behind"],
+        ["keeper", fuse],
+        ["keeper", fuse, Compress("bf16", smallest=0)],
+    ]
+    value = 1.2345678  # bf16 rounds it
+    made = []
+    for passes in chains:
+        mcr_dl.set_passes(passes, group)
+        made.append(_made(backend, 4, group, value))
+    mcr_dl.set_passes(["keeper", fuse], group)
+    for call in keeper.held:
+        call.proceed()
+    for _, work in made:
+        work.wait()
+    assert behind == ["all_reduce"]
+    exact = torch.full((4,), value).mul_(size)
+    torch.testing.assert_close(made[0][0], exact)
+    torch.testing.assert_close(made[1][0], exact)
+    assert not torch.allclose(made[2][0], exact)
+    mcr_dl.set_passes([], group)
+    mcr_dl.destroy_process_group(group)
+
+
 def with_another_group(backend: str, changes: int) -> None:
     """A thread makes calls on another group while the chain of this one changes, with calls on it."""
     session.start()

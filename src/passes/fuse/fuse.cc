@@ -67,13 +67,16 @@ Fuse::Fuse(std::shared_ptr<Group> shadow, const std::map<std::string, FuseLimits
     if (slot.variant == 0) backends.push_back(slot.backend.name);
   }
   // Two streams would issue on a common communicator in an order of their own on each rank.
-  std::map<std::string, std::shared_ptr<FuseStream>> streams;  // by set
+  std::map<std::string, Holder> holders;  // by set
   for (const auto& [backend, set] : sharing(backends)) {
-    auto& stream = streams[set];
-    if (stream == nullptr) stream = streams_.emplace_back(stream_of(shadow_, set));
-    const auto& own = limits.at(backend);
-    largest_buffer_ = std::max(largest_buffer_, own.buffer_bytes);
-    holders_.emplace(backend, Holder{stream, own});
+    auto& holder = holders[set];
+    if (holder.stream == nullptr) {
+      holder.stream = streams_.emplace_back(stream_of(shadow_, set));
+      holder.rest = holder.stream->add_pass();
+    }
+    holder.limits = limits.at(backend);
+    largest_buffer_ = std::max(largest_buffer_, holder.limits.buffer_bytes);
+    holders_.emplace(backend, holder);
   }
 }
 
@@ -100,7 +103,7 @@ Outcome Fuse::handle(Passage& passage, const Next& next) {
   if (own == nullptr || Decision::of(*slot->communicator, passage.call).form == Form::Unsupported) return next(passage);
   const auto holder = holders_.find(slot->backend.name);
   if (holder == holders_.end()) return next(passage);
-  const auto& [stream, limits] = holder->second;
+  const auto& [stream, rest, limits] = holder->second;
   // The flush that a pass behind this one waits in cannot flush its call. Equal on all ranks, as they are in one flush.
   if (stream->flushes_here()) return next(passage);
   if (larger_side_bytes(passage.call) > limits.largest_bytes) return next(passage);
@@ -108,8 +111,8 @@ Outcome Fuse::handle(Passage& passage, const Next& next) {
   passage.notes.fused = true;
   std::shared_ptr<FusePart> part;
   try {
-    auto memory = shadow_->chain() == nullptr ? nullptr : memory_of(passage.plan);
-    part = stream->join(passage.call, *slot, limits, std::move(memory));
+    auto memory = rest.chain == nullptr ? nullptr : memory_of(passage.plan);
+    part = stream->join(passage.call, *slot, limits, rest, std::move(memory));
   } catch (const Error& error) {
     throw refusal(passage, error);
   }

@@ -20,7 +20,8 @@ namespace mcr {
 class Fuse : public Pass {
  public:
   /// The fused calls run on `shadow`, a group with the same ranks and candidates but communicators of its own, in an
-  /// order on which the ranks agree (FuseStream). `limits` has an entry for every backend of the group.
+  /// order on which the ranks agree (FuseStream), through the passes that the shadow has now. `limits` has an entry for
+  /// every backend of the group.
   Fuse(std::shared_ptr<Group> shadow, const std::map<std::string, FuseLimits>& limits);
 
   std::string_view name() const override { return "fuse"; }
@@ -33,9 +34,10 @@ class Fuse : public Pass {
  private:
   Slot* slot_of(const Passage& passage);
 
-  // The stream that holds the calls of a backend, and its limits.
+  // The stream that holds the calls of a backend, its limits, and what comes behind this pass.
   struct Holder {
     std::shared_ptr<FuseStream> stream;  // shared with the backends whose calls may go to the same communicator
+    FuseRest rest;
     FuseLimits limits;
   };
   std::shared_ptr<Group> shadow_;

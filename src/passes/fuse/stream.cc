@@ -16,12 +16,12 @@ namespace mcr {
 namespace {
 
 // Calls of equal kinds can be done by one collective. Equal on all ranks, as all inputs are.
-FuseKind kind_of(const Call& call, const Slot& slot) {
+FuseKind kind_of(const Call& call, const Slot& slot, int64_t pass) {
   int64_t number = call.root;
   number = (number << 8) | static_cast<int64_t>(call.op);
   number = (number << 8) | static_cast<int64_t>(call.dtype);
   number = (number << 8) | static_cast<int64_t>(call.red);
-  return {call.priority, slot.backend.name, (number << 8) | slot.variant};
+  return {call.priority, pass, slot.backend.name, (number << 8) | slot.variant};
 }
 
 // The calls are no longer held: `carrier` does them, or it is null and they have failed.
@@ -40,12 +40,18 @@ void release(const Parts& parts, const std::shared_ptr<Work>& carrier, const std
 
 }  // namespace
 
-FusePart::FusePart(const Call& held, const Slot& of, const FuseLimits& its, std::shared_ptr<void> owner)
-    : call(held), slot(of), limits(its), kind(kind_of(held, of)), memory(std::move(owner)) {}
+FusePart::FusePart(const Call& held, const Slot& of, const FuseLimits& its, const FuseRest& rest,
+                   std::shared_ptr<void> owner)
+    : call(held),
+      slot(of),
+      limits(its),
+      kind(kind_of(held, of, rest.pass)),
+      chain(rest.chain),
+      memory(std::move(owner)) {}
 
 std::shared_ptr<FusePart> FuseStream::join(const Call& call, const Slot& slot, const FuseLimits& limits,
-                                           std::shared_ptr<void> memory) {
-  const auto part = std::make_shared<FusePart>(call, slot, limits, std::move(memory));
+                                           const FuseRest& rest, std::shared_ptr<void> memory) {
+  const auto part = std::make_shared<FusePart>(call, slot, limits, rest, std::move(memory));
   const auto bytes = larger_side_bytes(call);
   std::unique_lock lock(mutex_);
   if (!broken_ && bytes_[part->kind] + bytes > limits.buffer_bytes) {
@@ -137,6 +143,11 @@ bool FuseStream::renew() {
   return true;
 }
 
+FuseRest FuseStream::add_pass() {
+  const std::lock_guard lock(mutex_);
+  return {shadow_->chain(), ++passes_};
+}
+
 // ---- rounds
 
 bool FuseStream::due() const {
@@ -201,7 +212,7 @@ std::shared_ptr<Run> FuseStream::make_round() {
     plan.owned.push_back(memory.lock());
     // The round is part of the held calls and does not end before them: the ranks could not agree any more. Once all
     // of them have ended, the run is abandoned, and blocking calls of all groups do not wait for its late Issues.
-    requests.push_back(request_of(start_around_passes(*self->shadow_, &used, round, plan)));
+    requests.push_back(request_of(start_through(nullptr, *self->shadow_, &used, round, plan)));
   };
   auto run = make_pooled<Run>(schedule, later);
   if (all_abandoned()) run->abandon();
@@ -302,7 +313,7 @@ std::shared_ptr<Work> FuseStream::carry(const Parts& parts) {
   Plan plan;
   if (parts.size() == 1) {
     plan.owned.push_back(parts.front()->memory);
-    return start(*shadow_, &slot, first, plan);
+    return start_through(parts.front()->chain, *shadow_, &slot, first, plan);
   }
   std::vector<Call> calls;
   for (const auto& part : parts) calls.push_back(part->call);
@@ -310,7 +321,11 @@ std::shared_ptr<Work> FuseStream::carry(const Parts& parts) {
   fuse(calls, shadow_->rank(), shadow_->size(), *schedule, parts.front()->limits.buffer_bytes);
   const auto run = make_pooled<Run>(schedule);
   run->begin([&](const Task& task, Requests& requests) {
-    requests.push_back(request_of(start_on(*shadow_, slot, task.call, schedule)));
+    Slot used = slot;
+    Call step = task.call;
+    Plan own;
+    own.owned.push_back(schedule);
+    requests.push_back(request_of(start_through(parts.front()->chain, *shadow_, &used, step, own)));
   });
   Passage passage{*shadow_, &slot, first, plan, true};
   auto work = hold(passage, requests_of(nullptr, run));

@@ -33,9 +33,16 @@ struct FuseStatistics {
   uint64_t digest = 0;  // of the contents of each flush: equal on ranks that have flushed the same calls
 };
 
+/// The passes behind a pass that uses a stream. Its calls go through these, whatever chain the group has meanwhile.
+struct FuseRest {
+  std::shared_ptr<const Chain> chain;  // null: there are none
+  int64_t pass = 0;                    // grows with each pass; ranks give the numbers in one order
+};
+
 /// Calls of one kind may share a buffer. A flush issues the buffers with the lowest priority first.
 struct FuseKind {
   int32_t priority;
+  int64_t pass;
   std::string_view backend;
   int64_t number;
   auto operator<=>(const FuseKind&) const = default;
@@ -43,12 +50,13 @@ struct FuseKind {
 
 /// A held call.
 struct FusePart : Deferred {
-  FusePart(const Call& held, const Slot& of, const FuseLimits& its, std::shared_ptr<void> owner);
+  FusePart(const Call& held, const Slot& of, const FuseLimits& its, const FuseRest& rest, std::shared_ptr<void> owner);
 
   const Call call;  // its memory is kept by the call's Work
   Slot slot;        // in the shadow group; a copy, which keeps the communicator even if the group removes it
   const FuseLimits limits;
   const FuseKind kind;
+  const std::shared_ptr<const Chain> chain;
   int64_t number = 0;                  // index of the call in its stream, from 1
   const std::shared_ptr<void> memory;  // owns the call's memory for later passes; null if there are none
   const std::chrono::steady_clock::time_point until = std::chrono::steady_clock::now() + limits.hold;
@@ -75,10 +83,12 @@ class FuseStream : public std::enable_shared_from_this<FuseStream> {
   /// Ends the running round: its calls are gone.
   ~FuseStream() { executor_->expedite(); }
 
-  /// Adds a call; calls with equal slots have equal limits. `memory` owns the call's memory for later passes and may be
-  /// null. Throws if the ranks can no longer agree on flushes.
-  std::shared_ptr<FusePart> join(const Call& call, const Slot& slot, const FuseLimits& limits,
+  /// Adds a call; calls of one pass with equal slots have equal limits. `memory` owns the call's memory for later
+  /// passes and may be null. Throws if the ranks can no longer agree on flushes.
+  std::shared_ptr<FusePart> join(const Call& call, const Slot& slot, const FuseLimits& limits, const FuseRest& rest,
                                  std::shared_ptr<void> memory);
+  /// Whether this thread is in a flush of this stream, in a pass behind the one that uses it.
+  bool flushes_here() const noexcept { return executor_->drives_here(); }
   /// Issues what is due and was agreed, as far as possible now. Never waits.
   void drive();
   /// Call when a thread waits for this call.
@@ -87,8 +97,6 @@ class FuseStream : public std::enable_shared_from_this<FuseStream> {
   void abandoned();
   /// Call when a thread waits for all calls.
   void expedite();
-  /// Whether this thread is in a flush of this stream, in a pass behind the one that uses it.
-  bool flushes_here() const noexcept { return executor_->drives_here(); }
   /// Flushes; false if calls are still held after the limit.
   bool synchronize(std::chrono::nanoseconds limit);
   FuseStatistics statistics() const;
@@ -97,6 +105,8 @@ class FuseStream : public std::enable_shared_from_this<FuseStream> {
   /// Call when another pass begins to use the stream, at the same point in the order of calls on all ranks: numbers and
   /// statistics begin again. False if the ranks can no longer agree on flushes.
   bool renew();
+  /// The rest of a pass that begins to use the stream: the passes that the shadow has now.
+  FuseRest add_pass();
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -124,6 +134,7 @@ class FuseStream : public std::enable_shared_from_this<FuseStream> {
   std::deque<std::shared_ptr<FusePart>> held_;
   std::map<FuseKind, int64_t> bytes_;                   // of held calls
   Clock::time_point until_ = Clock::time_point::max();  // the earliest of held calls
+  int64_t passes_ = 0;                                  // that have used the stream
   int64_t flushed_ = 0;                                 // the number of calls that have left held_
   int64_t wanted_ = 0;                                  // calls up to this number are to be flushed now
   bool flushing_ = false;                               // calls have left held_, and may not have been issued
