@@ -68,6 +68,7 @@ def _flat(favourite: str, ranks: int = 2) -> table.Table:
 def test_the_backend_that_moves_no_data_is_not_chosen(pools: Pools) -> None:
     """Calls of a group that also has ``null`` use it only where they name it."""
     pools.get("processes", 2).run(choice.without_null, limit=60)
+    pools.get("processes", 2).run(choice.without_fake, limit=60)
 
 
 @pytest.mark.parametrize(("world", "count"), [(2, 20_000), (3, 2_000)])

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/dimensions.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/candidate.h"
@@ -11,11 +12,11 @@
 
 namespace mcr {
 
-DimensionsCommunicator::DimensionsCommunicator(std::span<const Part> parts, std::shared_ptr<Communicator> whole,
-                                               Progress& progress)
-    : whole_(std::move(whole)),
+DimensionsCommunicator::DimensionsCommunicator(std::span<const Part> parts, const Dimensions& dimensions)
+    : whole_(dimensions.whole),
+      moves_data_(dimensions.moves_data),
       targets_(std::make_shared<Targets>(parts.size())),
-      executor_(std::make_shared<Executor>(true, std::vector{&progress})) {
+      executor_(std::make_shared<Executor>(true, std::vector{&dimensions.entry.progress})) {
   for (std::size_t i = 0; i < parts.size(); ++i) {
     if (parts[i].group == nullptr) continue;
     auto* slot = parts[i].group->find(parts[i].candidate);
@@ -78,13 +79,19 @@ std::unique_ptr<Communicator> DimensionsBackend::connect(const GroupSpec& spec) 
 
 Dimensions dimensions_of(Group& group, const std::string& name) {
   auto* entry = Registry::instance().find(name);
-  const auto outermost = Candidate::parse(name).parts.back();
+  const auto backends = Candidate::parse(name).parts;
+  const auto& outermost = backends.back();
   const auto* whole = group.find(outermost);
   if (entry == nullptr || whole == nullptr) {
     throw Error(ErrorCode::InvalidArgument,
                 "expected " + outermost + " among the backends of group '" + group.spec().name + "'");
   }
-  return {*entry, whole->communicator};
+  // By the group's own communicators, as not every rank has one in each dimension.
+  const bool moves_data = std::ranges::all_of(backends, [&](const auto& backend) {
+    const auto* slot = group.find(backend);
+    return slot == nullptr || slot->communicator->moves_data();
+  });
+  return {*entry, whole->communicator, moves_data};
 }
 
 }  // namespace mcr

@@ -15,6 +15,16 @@
 
 namespace mcr {
 
+/// The parts of a group and its registry that a candidate over dimensions uses.
+struct Dimensions {
+  Registry::Entry& entry;
+  std::shared_ptr<Communicator> whole;  // the outermost backend's
+  bool moves_data;                      // as far as the group has the backends; equal on all ranks
+};
+
+/// Throws InvalidArgument unless the candidate `name` is registered and the group has its outermost backend.
+Dimensions dimensions_of(Group& group, const std::string& name);
+
 /// Calls in steps, on communicators of parts of the group. Calls without a form in steps use the outermost backend's
 /// communicator of the whole group.
 class DimensionsCommunicator : public Communicator {
@@ -32,6 +42,7 @@ class DimensionsCommunicator : public Communicator {
   bool inline_messages() const override { return whole_->inline_messages(); }
   int largest_tag() const override { return whole_->largest_tag(); }
   bool packed() const override { return whole_->packed(); }
+  bool moves_data() const override { return moves_data_; }
   void begin_batch() override { whole_->begin_batch(); }
   void end_batch() override { whole_->end_batch(); }
   void check() override;
@@ -39,7 +50,7 @@ class DimensionsCommunicator : public Communicator {
 
  protected:
   /// Throws InvalidArgument for a group that lacks its candidate, and for backends that work on a device's streams.
-  DimensionsCommunicator(std::span<const Part> parts, std::shared_ptr<Communicator> whole, Progress& progress);
+  DimensionsCommunicator(std::span<const Part> parts, const Dimensions& dimensions);
 
   /// Whether calls of the operation are made in steps, if they are not vectored.
   virtual bool makes_steps(Op op) const = 0;
@@ -57,6 +68,7 @@ class DimensionsCommunicator : public Communicator {
   using Targets = std::vector<Target>;
 
   const std::shared_ptr<Communicator> whole_;
+  const bool moves_data_;
   std::shared_ptr<Targets> targets_;
   std::shared_ptr<Executor> executor_;
 };
@@ -74,14 +86,5 @@ class DimensionsBackend final : public Backend {
  private:
   const std::vector<std::string> parts_;
 };
-
-/// The parts of a group and its registry that a candidate over dimensions uses.
-struct Dimensions {
-  Registry::Entry& entry;
-  std::shared_ptr<Communicator> whole;  // the outermost backend's
-};
-
-/// Throws InvalidArgument unless the candidate `name` is registered and the group has its outermost backend.
-Dimensions dimensions_of(Group& group, const std::string& name);
 
 }  // namespace mcr

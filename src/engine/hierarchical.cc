@@ -11,9 +11,7 @@ namespace {
 class HierarchicalCommunicator final : public DimensionsCommunicator {
  public:
   HierarchicalCommunicator(int rank, Lines lines, const LineParts& parts, const Dimensions& dimensions)
-      : DimensionsCommunicator(parts, dimensions.whole, dimensions.entry.progress),
-        rank_(rank),
-        lines_(std::move(lines)) {}
+      : DimensionsCommunicator(parts, dimensions), rank_(rank), lines_(std::move(lines)) {}
 
  protected:
   bool makes_steps(Op op) const override { return !row(op).is(kPeer); }

@@ -50,9 +50,7 @@ class ThemisCommunicator final : public DimensionsCommunicator {
  public:
   ThemisCommunicator(std::vector<themis::Dimension> network, Grid grid, const std::vector<Part>& parts,
                      const Dimensions& dimensions)
-      : DimensionsCommunicator(parts, dimensions.whole, dimensions.entry.progress),
-        network_(std::move(network)),
-        grid_(std::move(grid)) {}
+      : DimensionsCommunicator(parts, dimensions), network_(std::move(network)), grid_(std::move(grid)) {}
 
   std::span<const std::string_view> variants() const override { return kVariants; }
   bool varies(const Call& call, int /*variant*/) const override { return has_steps(call); }

@@ -46,6 +46,7 @@ class StripedCommunicator final : public Communicator {
   bool inline_messages() const override { return first().inline_messages(); }
   int largest_tag() const override { return std::min(first().largest_tag(), second().largest_tag()); }
   bool packed() const override { return first().packed(); }
+  bool moves_data() const override { return first().moves_data() && second().moves_data(); }
   void begin_batch() override { first().begin_batch(); }
   void end_batch() override { first().end_batch(); }
   void check() override;

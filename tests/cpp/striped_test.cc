@@ -304,6 +304,19 @@ TEST(a_piece_that_cannot_be_started) {
   CHECK(Two::striped().progress.drain(std::chrono::seconds(60)));
 }
 
+TEST(both_parts_must_move_data) {
+  class Idle : public Communicator {
+    bool supports(const Call&) const override { return true; }
+    void issue(const Call&, Lane&) override {}
+    bool moves_data() const override { return false; }
+  };
+  Scripted::Script script;
+  const StripedCommunicator::Part moves{"left", std::make_shared<Scripted>(script)};
+  const StripedCommunicator::Part idle{"right", std::make_shared<Idle>()};
+  CHECK(StripedCommunicator({moves, moves}).moves_data());
+  CHECK(!StripedCommunicator({moves, idle}).moves_data() && !StripedCommunicator({idle, moves}).moves_data());
+}
+
 TEST(its_parts_must_be_there) {
   Group group(ranks::spec(2, 0));
   const auto got = ranks::failure([&] { group.connect(Two::striped(), 0); });

@@ -65,6 +65,19 @@ def without_null() -> None:
     assert int(x) == rank
 
 
+def without_fake() -> None:
+    """The same with torch's ``fake``, which comes first."""
+    session.start("fake", "gloo")
+    rank, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
+    for asynchronous in (False, True):
+        x = torch.tensor([rank])
+        work = mcr_dl.all_reduce(x, async_op=asynchronous)
+        if work is not None:
+            work.wait()
+        assert int(x) == sum(range(size))
+    assert mcr_dl.explain("all_reduce", 8).candidate == "gloo"
+
+
 _EQUAL = (
     "all_reduce", "broadcast", "reduce", "all_gather_single", "reduce_scatter_single", "all_to_all_single"
 )  # fmt: skip
