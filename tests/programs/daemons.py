@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program ends while a daemon thread waits for a message: daemons.py BACKEND mcr_dl|torch."""
+"""The program ends while a daemon thread waits for a message, or while the callback of a future runs:
+daemons.py BACKEND mcr_dl|torch|callback.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
+from typing import Any
 
 import torch
 import torch.distributed as torch_dist
 
 import mcr_dl as dist
+
+_LAST = 400_000  # microseconds from the end of Python to that of the process: threads look for signals more often
 
 
 def main(backend: str, functions: str) -> None:
@@ -26,8 +32,22 @@ def main(backend: str, functions: str) -> None:
         else:
             dist.recv(torch.empty(1), other)
 
-    threading.Thread(target=wait, daemon=True).start()
+    def run(_future: Any) -> None:
+        begun.set()
+        while True:
+            sum(range(1000))
+
+    if functions == "callback":
+        work = torch_dist.irecv(torch.empty(1), other)
+        assert work is not None
+        work.get_future().then(run)
+        dist.all_reduce(torch.ones(1))  # the message comes later, so that the callback has a thread of its own
+        torch_dist.send(torch.ones(1), other)
+    else:
+        threading.Thread(target=wait, daemon=True).start()
     begun.wait()
+    libc = ctypes.CDLL(None)  # as a library whose end takes a while
+    libc.__cxa_atexit(ctypes.cast(libc.usleep, ctypes.c_void_p), ctypes.c_void_p(_LAST), None)
     for _ in range(100):  # by then the thread waits inside the call
         dist.all_reduce(torch.ones(1), async_op=True).wait()
     print("END", flush=True)

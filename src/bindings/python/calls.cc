@@ -297,9 +297,8 @@ class Binder {
     tensors_.describe(call_, plan_);
     if (in_splits_ == nullptr && out_splits_ == nullptr) return;
     call_.vectored = true;
-    const Names& names = signature_.names;
-    call_.in_counts = plan_.keep_counts(split_counts(in_splits_, names.in_counts, *in_, group_->size()));
-    call_.out_counts = plan_.keep_counts(split_counts(out_splits_, names.out_counts, *out_, group_->size()));
+    call_.in_counts = plan_.keep_counts(split_counts(in_splits_, signature_.names.in_counts, *in_, group_->size()));
+    call_.out_counts = plan_.keep_counts(split_counts(out_splits_, signature_.names.out_counts, *out_, group_->size()));
   }
 
   // The tensors are kept before the GIL is released: new references to Python objects need it.
@@ -472,11 +471,12 @@ void KeptTensors::release() {
 void begin_batch() { batch = std::make_unique<Batch>(); }
 
 void end_batch() {
-  const auto ended = std::move(batch);
-  if (ended != nullptr) ended->end();
+  if (const auto ended = std::move(batch)) ended->end();
 }
 
 void check_signals() {
+  const WhilePythonLives lives;
+  if (!lives) return;
   const Locked locked;
   if (PyErr_CheckSignals() != 0) throw ErrorAlreadySet{};
 }

@@ -324,7 +324,7 @@ std::vector<int64_t> time_task(const std::string& kind, int64_t count, const std
 
 void add_costs(py::module_& module) {
   module.def("time_task", &time_task, py::arg("kind"), py::arg("count"), py::arg("dtype"), py::arg("codec") = "",
-             py::arg("rounds") = 1, py::call_guard<py::gil_scoped_release>(),
+             py::arg("rounds") = 1, py::call_guard<Unlocked>(),
              "Nanoseconds of runs of a copy, combine, encode or decode on this machine.");
   add_topology(module);
   add_schedules(module);

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/python/gil.h"
 #include "bindings/python/names.h"
 #include "bindings/python/parts.h"
 #include "choose/plan_search.h"
@@ -66,7 +67,7 @@ PlanSearch search(const PlanGraph& graph, uint32_t chains, uint64_t seed, uint32
                   int64_t budget, bool levels, const std::vector<const ExecutionPlan*>& starts) {
   PlanSearch::Settings settings{chains, seed, unrolled, most, budget, levels, {}};
   for (const auto* start : starts) settings.starts.push_back(*start);
-  const py::gil_scoped_release unlocked;
+  const Unlocked guard;
   return PlanSearch::run(graph, settings);
 }
 
@@ -117,7 +118,7 @@ void add_plans(py::module_& module) {
           "all",
           [](const PlanGraph& self, uint32_t unrolled, uint64_t most) {
             return found([&] {
-              const py::gil_scoped_release unlocked;
+              const Unlocked guard;
               return PlanSearch::all(self, unrolled, most);
             }());
           },

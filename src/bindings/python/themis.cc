@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/python/gil.h"
 #include "bindings/python/names.h"
 #include "bindings/python/parts.h"
 #include "group/group.h"
@@ -38,7 +39,7 @@ themis::Plan planned(const std::vector<NetworkRow>& rows, const std::string& op,
   std::vector<themis::Policy> policies;
   for (const auto& name : names) policies.push_back(named<themis::Policy>(themis::kPolicies, name));
   const themis::Request request{named<Op>(kOps, op), nbytes, in_flight};
-  const py::gil_scoped_release released;
+  const Unlocked guard;
   return best(network, request, policies, chunks);
 }
 

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bindings/torch/completions.h"
 
+#include <cxxabi.h>
+#include <unistd.h>
+
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -54,6 +57,8 @@ void Completions::serve() {
     lock.unlock();
     try {
       action();
+    } catch (const abi::__forced_unwind&) {
+      for (;;) pause();  // Python, which ends, ends this thread: see take_gil()
     } catch (...) {
       report_unraisable("mcr_dl: callback of a future");
     }
