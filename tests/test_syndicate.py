@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch.distributed as torch_dist
@@ -196,6 +197,22 @@ def test_a_search_begins_with_the_present_plan() -> None:
     assert any(plan.chosen)
     for before, after, place, chosen in zip(planner.options, other.options, plan.chosen, found.chosen, strict=True):
         assert not before or before[place].name == after[chosen].name
+
+
+def test_candidates_that_measurements_left_out() -> None:
+    """They take no part in the operation, unless the program's calls use them for it."""
+    group: Any = SimpleNamespace(
+        backends=["mpi", "gloo", "shm"],
+        _streams=lambda _: None,
+        _explain=lambda op, *_: {"excluded": ["gloo", "shm"] if op == "all_reduce" else []},
+    )
+    common = {"vectored": False, "peer": False, "dtype": "float32", "root": 0, "nbytes": 32}
+    common |= {"group": SimpleNamespace(ranks=(0, 1)), "in_count": 8, "out_count": 8}
+    calls: Any = [SimpleNamespace(op=op, **common) for op in ("all_reduce", "broadcast")]
+    seen = [measured.Seen("group", 0, named, False) for named in ("shm", "")]
+    iteration = measured.Iteration([calls], seen, [group], [0, 0], ["shm", "mpi"])
+    assert iteration.candidates(0, "all_reduce", "float32") == ["mpi", "shm"]
+    assert iteration.candidates(0, "broadcast", "float32") == ["mpi", "gloo", "shm"]
 
 
 @pytest.mark.parametrize(

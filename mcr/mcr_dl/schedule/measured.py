@@ -102,6 +102,18 @@ class Iteration:
         used = [name for index, name in zip(self.of_call, self.used, strict=True) if index == group]
         return list(dict.fromkeys([*self.measured(group), *used]))
 
+    def candidates(self, group: int, op: str, dtype: str) -> list[str]:
+        """The channels for an operation: not those that the measurements of ``auto`` leave out, unless calls that need
+        the operation use them now. Equal on all ranks, as these measurements are.
+        """
+        excluded = self.groups[group]._explain(op, 0, dtype, "SUM", "cpu", True)["excluded"]
+        used: set[str] = set()
+        for index, of_group in enumerate(self.of_call):
+            call = self.planned(index) if of_group == group else None
+            if call is not None and op in options.operations(call):
+                used.add(self.used[index])
+        return [name for name in self.channels(group) if name in used or name not in excluded]
+
     def needs(self) -> Needs:
         """By group and operation: the dtype, and sizes in bytes between which times of motifs are interpolated."""
         sizes: dict[tuple[int, str], list[tuple[int, str]]] = {}
@@ -137,7 +149,7 @@ def measure(
     needs = iteration.needs()
     rows: list[Row] = []
     for (group, op), (dtype, sizes) in needs.items():
-        for channel in iteration.channels(group):
+        for channel in iteration.candidates(group, op, dtype):
             for nbytes in sizes[:-1] or sizes:
                 call = _prepared(op, nbytes, dtype, channel, lanes[group])
                 if call is not None:
@@ -147,7 +159,7 @@ def measure(
         return None
     largest = _largest(needs, rows, first)
     pair = _pair(needs)
-    pairs = 0 if pair is None else comb(len(iteration.channels(pair[0])), 2)
+    pairs = 0 if pair is None else comb(len(iteration.candidates(*pair, needs[pair][0])), 2)
     repetitions = affordable(first, [each for _, each in largest], pairs)
     if repetitions:
         rows += [row for row, _ in largest]
@@ -226,7 +238,7 @@ def _sharing(
     """[channel, other channel, percent]: how much longer both together take than the longer one, of the shorter one."""
     (group, op), (dtype, sizes), (lanes, others) = pair, need, groups
     found: list[Row] = []
-    for one, other in combinations(iteration.channels(group), 2):
+    for one, other in combinations(iteration.candidates(group, op, dtype), 2):
         first = _prepared(op, sizes[-1], dtype, one, lanes[group])
         second = _prepared(op, sizes[-1], dtype, other, others[group])
         if first is None or second is None:
