@@ -47,6 +47,7 @@ ON_RANKS: dict[str, tuple[Callable[..., None], int]] = {  # function, ranks
     "messages": (torch_backend.messages, 3),
     "coalescing": (torch_backend.coalescing, 3),
     "blocks of threads": (torch_backend.blocks_of_threads, 2),
+    "left blocks": (torch_groups.left_blocks, 2),
     "coalesced forms": (torch_backend.coalesced_forms, 3),
     "batches": (torch_backend.batches, 3),
     "broken batches": (torch_backend.broken_batches, 2),

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import copy
 import os
+import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -302,3 +304,30 @@ def wrong_starts() -> None:
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)  # each rank alone
         expect(InvalidArgumentError, lambda: mcr_dl.init_process_group("gloo"), "rank", "of 2", "of 1")
         dist.destroy_process_group()
+
+
+def left_blocks() -> None:
+    """A block that an exception has left, on a thread that ends, releases its tensors with the next block."""
+    session.start()
+    group = dist.distributed_c10d._get_default_group()
+    references: list[weakref.ref[torch.Tensor]] = []
+
+    def leave() -> None:
+        tensor = torch.ones(3)
+        references.append(weakref.ref(tensor))
+        group._start_coalescing(CPU)
+        group.allreduce([tensor])
+
+    for _ in range(3):
+        thread = threading.Thread(target=leave)
+        thread.start()
+        thread.join()
+    tensor = torch.ones(3)
+    with dist._coalescing_manager(group, CPU, async_ops=True) as block:
+        group.allreduce([tensor])
+    block.wait()
+    assert tensor.tolist() == [float(dist.get_world_size())] * 3
+    deadline = time.monotonic() + 20
+    while any(each() is not None for each in references):
+        assert time.monotonic() < deadline, "the tensors are still there"
+        time.sleep(0.01)
