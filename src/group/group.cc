@@ -112,7 +112,9 @@ std::unique_ptr<Communicator> Group::striped(const std::array<std::string, 2>& n
 void Group::disconnect(std::string_view name) {
   const auto known = canonical(name);
   const auto is_removed = [&](const Slot& slot) { return slot.backend.name == known || slot.name == known; };
-  std::list<Slot> removed;  // destroyed outside the lock: a communicator's end may wait for other threads
+  // Destroyed outside the lock, as a communicator's end may wait for other threads, and after tune(), as the choices
+  // refer to them until then.
+  std::list<Slot> removed;
   {
     const std::lock_guard lock(mutex_);
     for (auto* slots : {&named_, &slots_}) {
@@ -123,7 +125,6 @@ void Group::disconnect(std::string_view name) {
       }
     }
   }
-  removed.clear();
   tune(selector_.tuning());
 }
 
