@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.multiprocessing
@@ -46,8 +47,7 @@ FAULTS = {
     "caught": caught,
     "exit": lambda: sys.exit(4),
     "destroyed": destroyed,
-    "end": lambda: None,
-    "exit with 0": lambda: sys.exit(0),
+    "end": lambda: sys.exit(0),
 }
 
 
@@ -72,6 +72,7 @@ def main(starter: str, *arguments: str) -> None:
     if starter == "alone":
         rank(int(os.environ["RANK"]), *arguments)
         return
+    ranks: Any
     if starter == "torch":
         ranks = torch.multiprocessing.start_processes(rank, arguments, nprocs=2, join=False).processes
     else:

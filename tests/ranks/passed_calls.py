@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pass has of a call after its action: values and tensors as it got them, and nothing that it need not keep."""
+"""Values and tensors of a call after the action of a pass: as the pass got them, and kept no longer than it needs."""
 
 from __future__ import annotations
 

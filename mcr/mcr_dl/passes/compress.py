@@ -34,8 +34,8 @@ class Compress:
         ops: operations to which the pass's codec applies; by default all_reduce, reduce_scatter, all_gather and
             all_to_all. Their vectored forms are included.
         smallest: bytes, counted as in tuning tables, below which the codec does not apply. It also does not apply to
-            calls whose size not all ranks know: all_to_all of lists or with splits, and all_to_allv, unless they have a
-            ``size_hint`` or this is 0.
+            calls whose size not all ranks know, unless this is 0: all_to_all of lists or with splits, and all_to_allv
+            without a ``size_hint``.
         codecs: for "auto", the codecs whose loss is acceptable, at least one. ``mcr-tune --codecs`` measures them; a
             codec without measurements is not used.
 
