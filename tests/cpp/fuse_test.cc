@@ -9,91 +9,10 @@
 #include <thread>
 
 #include "check.h"
+#include "fusing.h"
 #include "ranks.h"
 
-namespace {
-
-using namespace mcr;
-using namespace std::chrono_literals;
-using Floats = std::vector<float>;
-using Shadow = std::shared_ptr<Group>;
-
-constexpr auto kNever = std::chrono::hours(1);
-
-FuseLimits limits(int64_t buffer, std::chrono::nanoseconds hold = kNever) { return {buffer, hold, buffer}; }
-
-std::shared_ptr<Fuse> fuse(Group& group, Shadow shadow, const FuseLimits& limits) {
-  const std::string backend = shadow->slots().front().backend.name;
-  auto pass = std::make_shared<Fuse>(std::move(shadow), std::map<std::string, FuseLimits>{{backend, limits}});
-  group.set_passes({pass});
-  return pass;
-}
-
-Call call(Op op, Floats& out, int root = 0) {
-  Call made;
-  made.op = op;
-  made.dtype = DType::Float;
-  made.out = ranks::buffer(out);
-  made.root = root;
-  return made;
-}
-
-Call call(Op op, Floats& in, Floats& out) {
-  Call made = call(op, out);
-  made.in = ranks::buffer(in);
-  return made;
-}
-
-// Counts what reaches the backend of a group of one.
-class Counter : public Communicator {
- public:
-  struct Log {
-    std::vector<Call> calls;
-    int blocking = 0, fail_after = 1 << 20;  // the number of blocking ones; from this call on, all throw
-    bool out_of_memory = false;              // and no Error
-    int64_t agreed = 0;                      // the result of a round; 0: this rank's own number
-  };
-  explicit Counter(Log& log) : log_(log) {}
-  bool supports(const Call&) const override { return true; }
-  void issue(const Call& call, Lane& lane) override {
-    if (lane.blocking()) ++log_.blocking;
-    const bool fails = std::cmp_greater_equal(log_.calls.size(), log_.fail_after);
-    if (fails && log_.out_of_memory) throw std::bad_alloc();
-    if (fails) throw Error(ErrorCode::Backend, "out of order");
-    log_.calls.push_back(call);
-    if (log_.agreed != 0 && call.dtype == DType::Long) *static_cast<int64_t*>(call.out.data) = log_.agreed;
-  }
-
- private:
-  Log& log_;
-};
-
-// Counts the calls that go through.
-struct Sees : Pass {
-  std::string_view name() const override { return "sees"; }
-  Outcome handle(Passage& passage, const Next& next) override {
-    CHECK(passage.call.dtype == DType::Float);
-    ++calls;
-    return next(passage);
-  }
-  std::atomic<int> calls{0};
-};
-
-struct One {
-  Counter::Log log, fused;
-  ranks::Alone alone{[this] { return std::make_unique<Counter>(log); }};
-  std::shared_ptr<ranks::Alone> shadow =
-      std::make_shared<ranks::Alone>([this] { return std::make_unique<Counter>(fused); });
-  std::shared_ptr<Fuse> pass;
-  explicit One(const FuseLimits& limits) : pass(fuse(alone.group(), {shadow, &shadow->group()}, limits)) {}
-  std::shared_ptr<Work> start(const Call& call) { return works.emplace_back(ranks::start(alone.group(), call)); }
-  bool finish() {
-    return pass->synchronize(10s) && std::ranges::all_of(works, [](const auto& work) { return work->wait_for(10s); });
-  }
-  std::vector<std::shared_ptr<Work>> works;
-};
-
-}  // namespace
+using namespace fusing;
 
 TEST(a_full_buffer_goes) {
   One one(limits(32));
@@ -195,51 +114,6 @@ TEST(only_like_goes_with_like) {
   CHECK(one.finish() && one.fused.calls.size() == 4);
 }
 
-TEST(a_failed_flush_fails_its_calls_alone) {
-  One one(limits(32));
-  one.fused.fail_after = 0;
-  Floats a(4), b(4), c(4);
-  const auto first = one.start(call(Op::all_reduce, a)), second = one.start(call(Op::all_reduce, b));
-  for (const auto& work : {first, second}) {
-    CHECK(work->wait_for(10s) && work->failed());
-    CHECK(
-        check::has(ranks::failure([&] { work->rethrow(); }).text, "fake.all_reduce (group 'default'", "out of order"));
-  }
-  one.fused.fail_after = 10;
-  const auto third = one.start(call(Op::all_reduce, c));
-  CHECK(third->wait_for(10s) && !third->failed());
-}
-
-TEST(a_flush_may_fail_with_any_exception) {
-  One one(limits(32));
-  one.fused.fail_after = 0;
-  one.fused.out_of_memory = true;
-  Floats a(4), b(4);
-  const auto first = one.start(call(Op::all_reduce, a)), second = one.start(call(Op::all_reduce, b));
-  for (const auto& work : {first, second}) CHECK(work->wait_for(10s) && work->failed());
-  CHECK(!Executor::any());
-}
-
-TEST(held_calls_keep_a_candidate_that_the_group_gives_up) {
-  One one(limits(1000));
-  Floats a(4), b(4);
-  const auto first = one.start(call(Op::all_reduce, a)), second = one.start(call(Op::all_reduce, b));
-  one.alone.group().disconnect("fake");
-  one.shadow->group().disconnect("fake");
-  CHECK(first->wait_for(10s) && second->wait_for(10s) && !first->failed() && !second->failed());
-  CHECK(one.fused.calls.size() == 1 && one.fused.calls[0].out.count == 8);
-}
-
-TEST(held_calls_of_a_group_that_is_closed_fail) {
-  One one(limits(1000));
-  Floats data(4);
-  const auto work = one.start(call(Op::all_reduce, data));
-  one.alone.group().close();
-  one.shadow->group().close();
-  CHECK(work->wait_for(10s) && work->failed());
-  CHECK(check::has(ranks::failure([&] { work->rethrow(); }).text, "fake.all_reduce", "the group has been destroyed"));
-}
-
 // A pass behind the fusion that uses the group from inside of a flush, and lets another thread do so.
 class Nosy : public Pass {
  public:
@@ -315,66 +189,6 @@ TEST(rounds_and_buffers_have_the_longest_timeout_of_their_calls) {
   }
   CHECK(works.front()->wait_for(10s) && fused.calls.size() == 2);  // a round, and a buffer
   for (const auto& each : fused.calls) CHECK(each.timeout == 90s);
-}
-
-TEST(a_broken_agreement_refuses_later_calls) {
-  Counter::Log log, fused;
-  ranks::Alone alone([&] { return std::make_unique<Counter>(log); }, 2, 0);
-  auto shadow = std::make_shared<ranks::Alone>([&] { return std::make_unique<Counter>(fused); }, 2, 0);
-  const auto pass = fuse(alone.group(), {shadow, &shadow->group()}, limits(1000));
-  fused.fail_after = 0;
-  Floats data(4);
-  const auto work = ranks::start(alone.group(), call(Op::all_reduce, data));
-  CHECK(work->wait_for(10s) && work->failed());
-  const auto got = ranks::failure([&] { ranks::start(alone.group(), call(Op::all_reduce, data)); });
-  CHECK(got.code == ErrorCode::Backend && check::has(got.text, "fake.all_reduce (group 'default'", "out of order"));
-  ranks::run(alone.group(), call(Op::all_reduce, data));  // what is not fused goes on
-  CHECK(log.calls.size() == 1);
-}
-
-TEST(a_round_that_meets_another_call_breaks_the_agreement) {
-  for (const int64_t agreed : {-1, 2, 1 << 30}) {
-    Counter::Log log, fused;
-    ranks::Alone alone([&] { return std::make_unique<Counter>(log); }, 2, 0);
-    auto shadow = std::make_shared<ranks::Alone>([&] { return std::make_unique<Counter>(fused); }, 2, 0);
-    const auto pass = fuse(alone.group(), {shadow, &shadow->group()}, limits(1000));
-    fused.agreed = agreed;
-    CHECK(!pass->broken());
-    Floats data(4);
-    const auto work = ranks::start(alone.group(), call(Op::all_reduce, data));
-    CHECK(work->wait_for(10s) && work->failed());
-    CHECK(check::has(ranks::failure([&] { work->rethrow(); }).text,
-                     "expected the ranks to agree on 1 to 1 held calls, got " + std::to_string(agreed)));
-    CHECK(pass->broken() && fused.calls.size() == 1);  // the round
-  }
-}
-
-TEST(nothing_stays_pending_after_a_broken_agreement) {
-  constexpr int kTrials = 300;
-  for (int trial = 0; trial < kTrials; ++trial) {
-    Counter::Log log, fused;
-    ranks::Alone alone([&] { return std::make_unique<Counter>(log); }, 2, 0);
-    auto shadow = std::make_shared<ranks::Alone>([&] { return std::make_unique<Counter>(fused); }, 2, 0);
-    const auto pass = fuse(alone.group(), {shadow, &shadow->group()}, limits(1 << 20, 50us));
-    fused.fail_after = 0;
-    // One thread finds that the agreement is broken while the other ones make calls.
-    const auto until_refused = [&] {
-      Floats data(4);
-      std::vector<std::shared_ptr<Work>> works;
-      const auto got = ranks::failure([&] {
-        for (;;) works.push_back(ranks::start(alone.group(), call(Op::all_reduce, data)));
-      });
-      CHECK(check::has(got.text, "cannot agree"));
-      for (const auto& work : works) CHECK(work->wait_for(10s) && work->failed());
-    };
-    std::thread one(until_refused), other(until_refused);
-    until_refused();
-    one.join();
-    other.join();
-    const bool ended = pass->synchronize(10s) && !Executor::any();
-    CHECK(ended);
-    if (!ended) return;
-  }
 }
 
 TEST(a_blocking_call_first_sees_to_what_is_held) {

@@ -82,11 +82,7 @@ def rejoin(
         passes: as for init_process_group, and equal to the other ranks' passes.
 
     Raises CollectiveTimeoutError if no group takes this process in time, InvalidArgumentError if the runtime or torch's
-<<<<<<< ours
     default group runs already or a variable of the environment has a wrong value, and BackendUnavailableError, on all
-=======
-    default group runs already, or if a variable of the environment has a wrong value, BackendUnavailableError, on all
->>>>>>> theirs
     ranks, if this process cannot use a backend or has other passes.
     """
     if state.is_initialized() or torch_dist.is_initialized():
