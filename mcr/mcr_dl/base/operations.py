@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 from mcr_dl import _C
@@ -32,7 +34,8 @@ def _operation(row: dict[str, Any], vectored: bool) -> Operation:
     )
 
 
-def table() -> dict[str, Operation]:
+@cache
+def table() -> Mapping[str, Operation]:
     """All operations to measure, from the op table. A receive is measured with its send, which comes first."""
     result: dict[str, Operation] = {}
     for row in _C.ops():
@@ -41,7 +44,7 @@ def table() -> dict[str, Operation]:
         for vectored in (False, True) if row["vectored"] else (False,):
             operation = _operation(row, vectored)
             result[operation.name] = operation
-    return result
+    return MappingProxyType(result)
 
 
 def operations() -> list[str]:
