@@ -163,10 +163,17 @@ $(MPI): $(DEPS)
 	@touch $@
 
 # Sources are not prerequisites: the package is installed in editable form, and `build` brings compiled files up to date.
-$(INSTALLED): pyproject.toml CMakeLists.txt mcr/mcr_dl_build/torch_requirement.py $(DEPS) $(MPI)
+# Python looks for each module in the file where the installation found it, so one that has moved needs another one.
+MODULES := $(shell cat $(VENV)/.modules 2>/dev/null)
+$(INSTALLED): pyproject.toml CMakeLists.txt mcr/mcr_dl_build/torch_requirement.py $(DEPS) $(MPI) \
+  $(if $(filter-out $(wildcard $(MODULES)),$(MODULES)),FORCE)
 	$(call SETUP,building and installing mcr_dl,$(subst --quiet,--verbose,$(PIP)) --no-build-isolation --no-deps --editable . \
 	  --config-settings=cmake.define.CMAKE_COMPILE_WARNING_AS_ERROR=ON)
+	@find mcr -name '*.py' > $(VENV)/.modules
 	@touch $@
+
+.PHONY: FORCE
+FORCE:
 
 # The packages that use mcr_dl live in an environment of their own, which also has all of the other one: the first line
 # that Python reads there names it.
