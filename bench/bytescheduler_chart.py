@@ -37,7 +37,9 @@ def draw(document: dict[str, Any], path: Path) -> None:
         limit = best / example.bound(row)
         axes.hlines(limit, group - 0.42, group + 0.42, colors="#333333", linestyles=":", linewidth=1.2)
     axes.axhline(1.0, color="#333333", linewidth=0.8)
-    names = [f"{row['model']}\n{steps['hosts']} hosts\n{len(steps['nics'])} x 400" for steps, row in rows]
+    models_of = [row["model"].replace("-", "-\n") for _, row in rows]
+    clusters = [f"{steps['hosts']} hosts\n{len(steps['nics'])} x 400" for steps, _ in rows]
+    names = [f"{model}\n{cluster}" for model, cluster in zip(models_of, clusters, strict=True)]
     axes.set_xticks(range(len(rows)), names, fontsize=8)
     axes.set_ylabel("speed over the faster DDP")
     axes.set_title("Training steps in the lab (Mbit/s; dotted: no schedule can be faster)", loc="left", fontsize=11)
