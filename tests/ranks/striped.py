@@ -6,9 +6,8 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as torch_dist
@@ -98,7 +97,7 @@ def computed_share() -> None:
     assert world is not None
     times = {name: {size: cost * size for size in (1 << 14, 1 << 22)} for name, cost in _THREE_TO_ONE.items()}
     assert mcr_dl.explain("all_reduce", 1 << 20).shares["stripe(gloo,mpi)"] == 0.5
-    shares.give([world], TorchControl(), shares.Kind("all_reduce", "float32", "cpu", False), times)
+    shares.Shares([world], TorchControl()).give(shares.Kind("all_reduce", "float32", "cpu", False), times)
     found = mcr_dl.explain("all_reduce", 1 << 20)
     assert abs(found.shares["stripe(gloo,mpi)"] - 0.25) < 0.01, found.shares
     assert f"stripe(gloo,mpi): {found.shares['stripe(gloo,mpi)']:.1%} on gloo" in str(found)
@@ -113,12 +112,11 @@ def tuned_shares(plan: Plan, progress: Progress, journal: Path, limit: float) ->
     """worker.work() where gloo seems to be three times as slow as mpi: stripes are timed with the shares for that."""
     given: list[dict[str, list[int]]] = []
     cut: set[str] = set()
-    give, results = shares.give, worker.Worker.results
+    give, results = shares.Shares.give, worker.Worker.results
 
-    def give_other(*arguments: Any) -> None:
-        *others, times = arguments
+    def give_other(self: shares.Shares, kind: shares.Kind, times: Mapping[str, Mapping[int, float]]) -> None:
         given.append({name: sorted(curve) for name, curve in times.items()})
-        give(*others, {name: {size: _THREE_TO_ONE[name] * size for size in curve} for name, curve in times.items()})
+        give(self, kind, {name: {size: _THREE_TO_ONE[name] * size for size in curve} for name, curve in times.items()})
 
     def check(self: worker.Worker, unit: Unit, part: dict[str, Prepared], found: dict[str, Statistics]) -> None:
         for name, prepared in part.items():
@@ -128,7 +126,7 @@ def tuned_shares(plan: Plan, progress: Progress, journal: Path, limit: float) ->
                 cut.update(told["shares"])
         results(self, unit, part, found)
 
-    shares.give, worker.Worker.results = give_other, check  # type: ignore[method-assign]
+    shares.Shares.give, worker.Worker.results = give_other, check  # type: ignore[method-assign]
     code = worker.work(plan, progress, journal, limit)
     assert cut == {"stripe(gloo,mpi)"}
     assert given == [{"gloo": list(unit.sizes), "mpi": list(unit.sizes)} for unit in plan.units], given

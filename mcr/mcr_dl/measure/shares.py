@@ -9,6 +9,7 @@ from typing import NamedTuple
 from mcr_dl import _C
 from mcr_dl.base.operations import dtype_class
 from mcr_dl.measure.timing import Control
+from mcr_dl.runtime import core_groups
 from mcr_dl.tables.winners import cost_of
 
 
@@ -37,16 +38,30 @@ def parts_of(names: Iterable[str]) -> list[str]:
     return sorted({part for name in names if computes(name) for part in _C.Candidate(name).parts})
 
 
-def give(groups: Iterable[_C.Group], control: Control, kind: Kind, times: Mapping[str, Mapping[int, float]]) -> None:
-    """Give groups the times of the parts in µs, by size in bytes. Collective.
+class Shares:
+    """The costs of parts that were measured so far, from which the stripes of a group compute their shares.
 
-    The ranks agree on the costs, which are logarithms: these may differ between hosts.
+    So do those of the dimensions of its hierarchies, whose own times are not known: as in programs, the nearest decide.
     """
-    points = [(name, size, time) for name, curve in times.items() for size, time in sorted(curve.items())]
-    agreed = control.maximum([float(cost_of(time)) for _, _, time in points])
-    costs: dict[str, list[tuple[int, int]]] = {}
-    for (name, size, _), cost in zip(points, agreed, strict=True):
-        costs.setdefault(name, []).append((size, int(cost)))
-    calls = (kind.operation, kind.async_op, kind.device, dtype_class(kind.operation, kind.dtype))
-    for group in groups:
-        group._tune([(*calls, name, curve) for name, curve in costs.items()], True, [], [], [])
+
+    def __init__(self, groups: Iterable[_C.Group], control: Control) -> None:
+        self._groups = {each: None for group in groups for each in core_groups.with_shadows(group)}
+        self._control = control
+        self._costs: dict[tuple[Kind, str], list[tuple[int, int]]] = {}
+
+    def give(self, kind: Kind, times: Mapping[str, Mapping[int, float]]) -> None:
+        """Add the times of parts in µs, by size in bytes. Collective.
+
+        The ranks agree on the costs, which are logarithms: these may differ between hosts.
+        """
+        points = [(name, size, time) for name, curve in times.items() for size, time in sorted(curve.items())]
+        agreed = self._control.maximum([float(cost_of(time)) for _, _, time in points])
+        self._costs.update({(kind, name): [] for name in times})
+        for (name, size, _), cost in zip(points, agreed, strict=True):
+            self._costs[kind, name].append((size, int(cost)))
+        costs = [
+            (each.operation, each.async_op, each.device, dtype_class(each.operation, each.dtype), name, curve)
+            for (each, name), curve in self._costs.items()
+        ]
+        for group in self._groups:
+            group._tune(costs, True, [], [], [])

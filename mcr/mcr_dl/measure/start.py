@@ -190,6 +190,7 @@ class Measurement:
     def __init__(self, group: _C.Group, control: TorchControl, seconds: float, left_out_by: str = "") -> None:
         self._begin = perf_counter()
         self._group, self._control, self._seconds = group, control, seconds - _RESERVE
+        self._shares = shares.Shares([group], control)
         self._core = own_core()
         kinds = dict.fromkeys(kind for kind, _ in _points())
         self._results = {kind: _Results(wrong=self._left_out(kind, left_out_by)) for kind in kinds}
@@ -265,7 +266,7 @@ class Measurement:
         times = {part: found.samples[part] for part in shares.parts_of(computed) if part in found.samples}
         points = {part: {each.bytes: each.min_us for each in samples} for part, samples in times.items()}
         calls = shares.Kind(kind.operation, DTYPE, "cpu", kind.async_op)
-        shares.give([self._group], self._control, calls, points)
+        self._shares.give(calls, points)
 
     def _time(self, found: _Results, nbytes: int, ready: dict[str, Prepared], seconds: float) -> None:
         trials = _TRIALS if nbytes <= FLAT else 1

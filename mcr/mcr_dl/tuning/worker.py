@@ -42,6 +42,7 @@ class Worker:
         self.plan, self.progress, self.group = plan, progress, world
         self.coded = _compressing(world) if plan.codecs else world
         self.control = TorchControl()
+        self.shares = shares.Shares((self.group, self.coded), self.control)
         self.bound = plan.device == "cpu" and bind()  # a device's library has its own threads to run
         self.journal = journal if world.rank() == 0 else None
 
@@ -120,7 +121,7 @@ class Worker:
                 times.setdefault(name, {})[prepared[name].nbytes] = found[name].median_us
         if times:
             calls = shares.Kind(unit.operation, unit.dtype, self.plan.device, unit.async_op)
-            shares.give(dict.fromkeys((self.group, self.coded)), self.control, calls, times)
+            self.shares.give(calls, times)
 
     def _require_one(self, unit: Unit, gone: set[str]) -> None:
         """Several candidates that have all failed had a cause in common, such as too little memory.
