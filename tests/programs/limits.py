@@ -63,7 +63,12 @@ def ends(backend: str, chain: str) -> None:
         assert x.eq(2).all(), x
         assert not caught, caught
         dist.destroy_process_group(not_joined)
-    print("WARNED", [str(each.message) for each in caught], pending is None or pending.is_completed(), flush=True)
+    print("WARNED", [str(each.message) for each in caught], flush=True)
+    if pending is not None:
+        try:
+            pending.wait()
+        except dist.NotInitializedError as error:
+            print("RAISED", error, flush=True)
     for group in (joined, not_joined):
         try:
             dist.destroy_process_group(group)
