@@ -97,7 +97,7 @@ def export_local_rank(rank: int = -1) -> None:
         os.environ.setdefault("LOCAL_RANK", str(local_rank))
 
 
-def stated_local_size(environment: Mapping[str, str] = os.environ) -> int | None:
+def _stated_local_size(environment: Mapping[str, str] = os.environ) -> int | None:
     """How many ranks of the job run on this host, if the launcher says so. Equal on all ranks of a host."""
     for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
         if name in environment:
@@ -123,9 +123,14 @@ def _slurm_local_size(environment: Mapping[str, str]) -> int | None:
     return None
 
 
+def least_local_size(environment: Mapping[str, str] = os.environ) -> int:
+    """How many ranks of the job run on this host at least: this one, if the launcher does not say."""
+    return _stated_local_size(environment) or 1
+
+
 def local_size(environment: Mapping[str, str] = os.environ) -> int:
     """How many ranks of the job run on this host, from the launcher; all of them if it does not say."""
-    stated = stated_local_size(environment)
+    stated = _stated_local_size(environment)
     return detect(environment).size if stated is None else stated
 
 
@@ -262,7 +267,7 @@ def own_address(size: int) -> str:
     try:
         socket.getaddrinfo(host, None)
     except OSError:
-        if size == 1 or stated_local_size() == size:
+        if size == 1 or _stated_local_size() == size:
             return "127.0.0.1"
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(("192.0.2.1", 9))  # sends nothing: it chooses the interface to other networks

@@ -263,7 +263,7 @@ def _require_memory(settings: Settings, ranks: int) -> None:
     """Raise InvalidArgumentError if the tensors of a mix, or of an operation at one size, do not fit on this host."""
     if settings.device != "cpu":
         return
-    here = launcher.local_size() if launched() else ranks
+    here = launcher.least_local_size() if launched() else ranks
     if settings.mix:
         parts = [memory.needed(part.operation, [part.nbytes], settings.dtype, ranks, here) for part in settings.mix]
         memory.require("--mix", sum(parts), f"the mix (ranks here: {here})")

@@ -337,8 +337,7 @@ def _measure(settings: _Settings) -> int:
     path = _target(settings.output)
     plans = [settings.plan(ranks, backends) for ranks in _remaining(settings, path)]
     for plan in plans:
-        # The rank that this is, where the launcher does not say how many this host has.
-        _memory.require(plan, (launcher.stated_local_size() or 1) if launched() else plan.ranks)
+        _memory.require(plan, launcher.least_local_size() if launched() else plan.ranks)
     for plan in plans:
         ranks = plan.ranks
         begin = time.monotonic()
