@@ -12,7 +12,7 @@ from mcr_dl import _C, watch
 from mcr_dl.base.warning import warn
 from mcr_dl.groups import tried
 from mcr_dl.passes import chain
-from mcr_dl.runtime import core_groups, dimensions, lines, state
+from mcr_dl.runtime import communicators, core_groups, dimensions, lines, state
 
 DRAIN = timedelta(seconds=10)  # for operations that are still running when their group or backend ends
 
@@ -93,9 +93,9 @@ def patience() -> timedelta:
 def _drained(group: _C.Group) -> bool:
     """Wait until the operations of a group have ended; False if they take too long."""
     global _gave_up
-    if core_groups.is_broken(group):  # they may never complete inside their library
+    if communicators.is_broken(group):  # they may never complete inside their library
         return True
-    drained = _C.drain_groups([each._label for each in core_groups.with_shadows(group)], patience())
+    drained = _C.drain_groups([each._label for each in state.current().with_shadows(group)], patience())
     if not drained:
         _gave_up = time.monotonic()
     return drained

@@ -314,7 +314,7 @@ def end() -> None:
 
 def _drained() -> bool:
     """Wait until started operations have ended; False if they take too long."""
-    whole = [each for each in state.living() if not core_groups.is_broken(each)]
+    whole = [each for each in state.living() if not communicators.is_broken(each)]
     if len(whole) == len(state.living()):
         return _C.drain(state.backends_in_use(), factory.patience())
     # Operations of groups with a lost rank may never complete inside their library.

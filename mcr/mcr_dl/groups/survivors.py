@@ -295,7 +295,7 @@ class Forming:
         return lost or f"ranks of group {self.name!r} are lost"
 
     def _broken(self) -> bool:
-        return self.former is not None and core_groups.is_broken(self.former)
+        return self.former is not None and communicators.is_broken(self.former)
 
     def join(self, name: str, problem: str, steps: _Steps | None = None) -> _C.Group:
         """Make the group together with ranks that come back, which have a problem or not, once all are there."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from mcr_dl import _C
 from mcr_dl.base.operations import dtype_class
 from mcr_dl.measure.timing import Control
-from mcr_dl.runtime import core_groups
+from mcr_dl.runtime import state
 from mcr_dl.tables.winners import cost_of
 
 
@@ -45,7 +45,7 @@ class Shares:
     """
 
     def __init__(self, groups: Iterable[_C.Group], control: Control) -> None:
-        self._groups = {each: None for group in groups for each in core_groups.with_shadows(group)}
+        self._groups = {each: None for group in groups for each in state.current().with_shadows(group)}
         self._control = control
         self._costs: dict[tuple[Kind, str], list[tuple[int, int]]] = {}
 

@@ -45,18 +45,6 @@ def equip(group: _C.Group, names: list[str]) -> None:
     current.groups[group.name()] = group
 
 
-def is_broken(group: _C.Group) -> bool:
-    """Whether a member's process has been lost since the group was made."""
-    return communicators.is_broken(group)
-
-
-def with_shadows(group: _C.Group) -> list[_C.Group]:
-    """A group and the groups that its passes and candidates use."""
-    current = state.current()
-    shadows = [current.groups[name] for name in current.shadows.get(group.name(), []) if name in current.groups]
-    return [group, *(each for shadow in shadows for each in with_shadows(shadow))]
-
-
 def end_works(groups: Iterable[_C.Group]) -> None:
     """Fail the operations of groups that end: a wait for one that is still running raises at once."""
     _C.end_works([group._label for group in groups])
@@ -81,7 +69,7 @@ def forget(error: BaseException | None = None) -> None:
         watch.stop(f"init_process_group() has raised {type(error).__name__}: {error}", well=False)
     watch.stop()
     for group in state.living():
-        if is_broken(group) or communicators.holds_stuck(group):
+        if communicators.is_broken(group) or communicators.holds_stuck(group):
             _C.keep_forever(group)
         else:
             group._close()
@@ -92,5 +80,5 @@ def forget(error: BaseException | None = None) -> None:
 def forget_group(group: _C.Group) -> None:
     """As ``abandon``, for one group and the groups that its passes and candidates use."""
     watch.compare()
-    end_works(with_shadows(group))
+    end_works(state.current().with_shadows(group))
     communicators.close(group.name())

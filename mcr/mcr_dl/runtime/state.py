@@ -87,20 +87,19 @@ class State:
         self.groups[group.name()] = group
         self.shadows.setdefault(owner, []).append(group.name())
 
+    def with_shadows(self, group: _C.Group) -> list[_C.Group]:
+        """A group and the groups that its passes and candidates use."""
+        shadows = [self.groups[name] for name in self.shadows.get(group.name(), []) if name in self.groups]
+        return [group, *(each for shadow in shadows for each in self.with_shadows(shadow))]
+
     def tune(self, group: _C.Group) -> None:
         """Give a connected group its candidates and its costs, as far as the job's are known."""
         if self.candidates is not None:
             choice.keep_candidates(group, self.candidates)
         if self.knowledge is not None:
             choice.tune(group, self.knowledge)
-            self._tune_shadows(group, self.knowledge)
-
-    def _tune_shadows(self, group: _C.Group, knowledge: choice.Knowledge) -> None:
-        """Give the groups that belong to a group their costs: stripes in a dimension compute their shares from them."""
-        for name in self.shadows.get(group.name(), []):
-            if name in self.groups:
-                choice.tune(self.groups[name], knowledge, derived=True)
-                self._tune_shadows(self.groups[name], knowledge)
+            for shadow in self.with_shadows(group)[1:]:  # stripes in a dimension compute their shares from the costs
+                choice.tune(shadow, self.knowledge, derived=True)
 
     def before_end(self, group: str, function: Callable[[], None]) -> None:
         """Run the function when the group is about to end, while its operations still work; it must not raise."""

@@ -19,7 +19,7 @@ from mcr_dl.base.errors import InvalidArgumentError, McrError, PeerLostError
 from mcr_dl.passes import chain
 from mcr_dl.passes.log import Log
 from mcr_dl.planner.graph import Graph
-from mcr_dl.runtime import core_groups, state
+from mcr_dl.runtime import communicators, state
 from mcr_dl.schedule import plan_trace
 from mcr_dl.schedule.known import Event, Settings, Turn
 from mcr_dl.schedule.replanning import Replanner
@@ -192,7 +192,7 @@ class Syndicate:
         groups, self._groups, self._started = self._groups, [], False
         own = {each.name for each in self._inside} - {each.name for each in self._before}
         for group in groups:
-            if group._closed or core_groups.is_broken(group):
+            if group._closed or communicators.is_broken(group):
                 continue
             with suppress(PeerLostError):
                 chain.withdraw(group, self._added.get(group.name(), own))
