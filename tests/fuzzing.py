@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +23,11 @@ JUNK: tuple[Any, ...] = (
     10**30, "", "x", "0", "all_reduce", "gloo", "inf", "\x00", "é", "\ud800", "a" * 300, [], [[]], {}, {"": None},
     [None], [1, [2]],
 )  # fmt: skip
+
+
+def encoded(document: Any) -> bytes:
+    """A document as a file has it."""
+    return json.dumps(document).encode()
 
 
 def fuzz(examples: int) -> Callable[[Any], Any]:

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import subprocess
 import time
 import uuid
@@ -26,6 +28,7 @@ __all__ = [
     "await_text",
     "end",
     "expect",
+    "interrupted",
     "start",
     "start_under_open_mpi",
 ]
@@ -36,6 +39,16 @@ PROGRAMS = Path(__file__).resolve().parent / "programs"
 def start(nursery: Nursery, program: str, arguments: list[str], size: int, **variables: str) -> list[Child]:
     """The ranks of a job of one of the tests' programs, whose store is held by a separate process."""
     return jobs.start(nursery, PROGRAMS / f"{program}.py", arguments, size, **variables)
+
+
+def interrupted(nursery: Nursery, program: str, arguments: list[str]) -> list[Child]:
+    """Two ranks of a program, after Ctrl-C in rank 0's wait; both go on and end well."""
+    ranks = start(nursery, program, arguments, 2)
+    await_text(ranks[:1], "WAITING")
+    os.kill(ranks[0].pid, signal.SIGINT)
+    end(nursery, ranks)
+    expect(ranks, 0, "DONE")
+    return ranks
 
 
 @dataclass

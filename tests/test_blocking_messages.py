@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
 import pytest
 
 import jobs
@@ -17,11 +14,7 @@ backends = pytest.mark.parametrize("backend", ["mpi", "gloo", "shm"])
 @backends
 def test_interrupt(nursery: Nursery, backend: str) -> None:
     """Ctrl-C raises KeyboardInterrupt; the receive stays under way."""
-    ranks = jobs.start(nursery, "blocking_messages", ["interrupted", backend], 2)
-    jobs.await_text(ranks[:1], "WAITING")
-    os.kill(ranks[0].pid, signal.SIGINT)
-    jobs.end(nursery, ranks)
-    jobs.expect(ranks, 0, "DONE")
+    ranks = jobs.interrupted(nursery, "blocking_messages", ["interrupted", backend])
     assert "RAISED KeyboardInterrupt" in ranks[0].text
 
 

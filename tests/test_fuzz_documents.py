@@ -17,7 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import tables as made
-from fuzzing import JUNK, damaged, edited, fuzz
+from fuzzing import JUNK, damaged, edited, encoded, fuzz
 from harness import Pools
 from mcr_dl import _C, InvalidArgumentError
 from mcr_dl.base import documents
@@ -43,10 +43,6 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fuzz")
-
-
-def _bytes(document: Any) -> bytes:
-    return json.dumps(document).encode()
 
 
 # ---- tuning tables
@@ -97,13 +93,13 @@ def _table_of(folder: Path, content: bytes) -> table.Table | None:
 @given(document=edited(TABLE))
 def test_tables(folder: Path, document: Any) -> None:
     """A changed, removed or new value: every table that can be read can be used."""
-    found = _table_of(folder, _bytes(document))
+    found = _table_of(folder, encoded(document))
     if found is not None:
         _use_table(found)
 
 
 @fuzz(150)
-@given(content=damaged(_bytes(TABLE)))
+@given(content=damaged(encoded(TABLE)))
 def test_damaged_tables(folder: Path, content: bytes) -> None:
     """Lost, changed and repeated bytes."""
     found = _table_of(folder, content)
@@ -131,7 +127,7 @@ def test_numbers_of_a_table(folder: Path, path: tuple[Any, ...], value: float) -
     for step in path[:-1]:
         parent = parent[step]
     parent[path[-1]] = value
-    found = _table_of(folder, _bytes(document))
+    found = _table_of(folder, encoded(document))
     if found is not None:
         _use_table(found)
 
@@ -142,7 +138,7 @@ def test_tables_reach_a_group(pools: Pools, folder: Path, document: Any) -> None
     """At init: the program starts and its calls are right, or the table is rejected."""
     content = {**TABLE, "scales": [{**TABLE["scales"][0], "curves": document}]}
     path = folder / "started.json"
-    path.write_bytes(_bytes(content))
+    path.write_bytes(encoded(content))
     variables = {"MCR_DL_TUNING_TABLE": str(path)}
     answers = pools.get("processes", 2).run(on_rank.start_with, variables, ["gloo", "mpi"], limit=30.0)
     assert answers in (["started"] * 2, ["InvalidArgumentError"] * 2)
@@ -185,11 +181,11 @@ def _use_topology(folder: Path, content: bytes) -> None:
 @given(document=edited(TOPOLOGY))
 def test_topologies(folder: Path, document: Any) -> None:
     """A changed, removed or new value: a topology of four ranks, or an error."""
-    _use_topology(folder, _bytes(document))
+    _use_topology(folder, encoded(document))
 
 
 @fuzz(100)
-@given(content=damaged(_bytes(TOPOLOGY)))
+@given(content=damaged(encoded(TOPOLOGY)))
 def test_damaged_topologies(folder: Path, content: bytes) -> None:
     """Lost, changed and repeated bytes."""
     _use_topology(folder, content)
@@ -210,7 +206,7 @@ NETWORK = {
 def test_networks(folder: Path, document: Any) -> None:
     """A network on which a call has a plan, or an InvalidArgumentError."""
     path = folder / "network.json"
-    path.write_bytes(_bytes(document))
+    path.write_bytes(encoded(document))
     with suppress(InvalidArgumentError):
         found = plan(Network.read(path), "all_reduce", 1 << 20, policy="themis-scf", chunks=8)
         assert found.makespan > 0
@@ -281,7 +277,7 @@ def test_traces(folder: Path, trace: Any, capsys: pytest.CaptureFixture[str]) ->
     @fuzz(300)
     @given(document=edited(trace))
     def run(document: Any) -> None:
-        _use_traces(_in_folder(folder, _bytes(document)))
+        _use_traces(_in_folder(folder, encoded(document)))
         capsys.readouterr()
 
     run()
@@ -293,18 +289,18 @@ def test_roots_of_a_trace(folder: Path, trace: Any, root: int) -> None:
     document = json.loads(json.dumps(trace))
     document["records"][0][document["fields"].index("root")] = root
     with pytest.raises(InvalidArgumentError, match=r"records\.root: expected a rank of a group of 2"):
-        _files.read_all(_in_folder(folder, _bytes(document)))
+        _files.read_all(_in_folder(folder, encoded(document)))
     document = json.loads(json.dumps(trace))
     document["groups"][0]["rank"] = root
     with pytest.raises(InvalidArgumentError, match=r"groups\[0\]: expected a rank below 2"):
-        _files.read_all(_in_folder(folder, _bytes(document)))
+        _files.read_all(_in_folder(folder, encoded(document)))
 
 
 def test_damaged_traces(folder: Path, trace: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Lost, changed and repeated bytes."""
 
     @fuzz(150)
-    @given(content=damaged(_bytes(trace)))
+    @given(content=damaged(encoded(trace)))
     def run(content: bytes) -> None:
         _use_traces(_in_folder(folder, content))
         capsys.readouterr()
@@ -335,7 +331,7 @@ def test_journals(folder: Path, events: Any, cut: int) -> None:
     """--resume with a journal that was edited, or that ends anywhere."""
     path = folder / "journal"
     lines = [asdict(PLAN), *(events if isinstance(events, list) else [events])]
-    content = b"".join(_bytes(line) + b"\n" for line in lines)
+    content = b"".join(encoded(line) + b"\n" for line in lines)
     path.write_bytes(content[: len(content) - cut])
     progress = Progress()
     with suppress(InvalidArgumentError):
@@ -389,7 +385,7 @@ CONFIGURATION = {
 def test_configurations(folder: Path, document: Any) -> None:
     """configure() with a DeepSpeed file: settings, or an error."""
     path = folder / "deepspeed.json"
-    path.write_bytes(_bytes(document))
+    path.write_bytes(encoded(document))
     with suppress(InvalidArgumentError):
         for name, value in _configure._read(path).items():
             _configure._checked(name, value)

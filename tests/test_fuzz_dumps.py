@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from fuzzing import edited, fuzz
+from fuzzing import edited, encoded, fuzz
 from mcr_dl.watch import _report, dump
 
 pytestmark = pytest.mark.timeout(600)
@@ -19,10 +19,6 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fuzz")
-
-
-def _bytes(document: Any) -> bytes:
-    return json.dumps(document).encode()
 
 
 def _dump_document() -> Any:
@@ -52,7 +48,7 @@ def _use_dump(folder: Path, document: Any) -> None:
         if turn and isinstance(document, dict) and isinstance(document.get("alarm"), dict):
             document["alarm"]["message"] = True
         for rank, content in enumerate((document, other)):
-            (place / f"alarm0.rank{rank}.json").write_bytes(_bytes(content))
+            (place / f"alarm0.rank{rank}.json").write_bytes(encoded(content))
         json.dumps(dump.document(dump.read(place)))
 
 

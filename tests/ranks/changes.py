@@ -159,15 +159,19 @@ def _seen(names: list[str]) -> Handler:
     return Handler(handle)
 
 
-def in_flight(backend: str) -> None:
-    """Large pending calls, fused ones and a call that a pass holds, while the chain changes repeatedly."""
+def _held() -> tuple[Any, _Keeper, list[str], Fuse]:
+    """A group, and passes for it: "keeper", "behind", which adds the operations that it sees to the list, and fuse."""
     session.start()
-    size = mcr_dl.get_world_size()
-    group = mcr_dl.new_group()
     keeper, behind = _Keeper(), list[str]()
     mcr_dl.register_pass(keeper, "keeper")
     mcr_dl.register_pass(_seen(behind), "behind")
-    fuse = Fuse(hold_microseconds=_NEVER)
+    return mcr_dl.new_group(), keeper, behind, Fuse(hold_microseconds=_NEVER)
+
+
+def in_flight(backend: str) -> None:
+    """Large pending calls, fused ones and a call that a pass holds, while the chain changes repeatedly."""
+    group, keeper, behind, fuse = _held()
+    size = mcr_dl.get_world_size()
     made = []
     for chain in ([], ["keeper", "behind"], [fuse], [fuse, Compress("bf16", smallest=0)], [Log(), fuse], [], [fuse]):
         mcr_dl.set_passes(chain, group)
@@ -188,13 +192,8 @@ def in_flight(backend: str) -> None:
 
 def held_before_fuse(backend: str) -> None:
     """A call that a pass in front of ``fuse`` holds goes through the passes behind it with which it was made."""
-    session.start()
+    group, keeper, behind, fuse = _held()
     size = mcr_dl.get_world_size()
-    group = mcr_dl.new_group()
-    keeper, behind = _Keeper(), list[str]()
-    mcr_dl.register_pass(keeper, "keeper")
-    mcr_dl.register_pass(_seen(behind), "behind")
-    fuse = Fuse(hold_microseconds=_NEVER)
     chains: list[list[Any]] = [
         ["keeper", fuse, "behind"],
         ["keeper", fuse],
