@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn
 
 import script
 from lab import Lab
-from markdown_text import table
+from markdown_text import paragraph, table
 from mcr_dl.commands.console import Console, bars
 
 LIMIT = 600  # seconds of one job
@@ -139,21 +139,23 @@ def markdown(document: dict[str, Any]) -> str:
     lines = [
         "# Syndicate in real runs",
         "",
-        f"`sudo python bench/syndicate_runs.py --rounds {document['rounds']}` on {document['date']}:",
-        f"{platform.machine()}, {os.cpu_count()} cores for all hosts of the [lab](../lab.md); gloo uses each host's",
-        "first NIC, MPI the second. The programs are those of",
-        "`python -m mcr_dl.examples.syndicate`; every call uses `auto`, with the measurements of a first start. Plans",
-        f"and program order take turns of six iterations each, {document['rounds']} turns per plan; times are medians",
-        "in ms on rank 0. `auto` is program order: what runs without Syndicate. `priority` stands for ByteScheduler:",
-        "its order on the same engine, the longest remaining path first, in four segments on `auto`'s backends. Unlike",
-        "ByteScheduler's, its segments are not tuned. A plan that equals another one is not tried. Gains are",
-        "medians of the ratios of turns of one round, with quartiles.",
-        "",
-        "The runs are made with `--compare`: up to ten plans take turns, including those from which simulation",
-        "expects no gain (`Syndicate(tries=10, promising=-1.0)`). By default, three do, if simulation expects a gain",
-        "of 2 % at least.",
+        *paragraph(
+            f"`sudo python bench/syndicate_runs.py --rounds {document['rounds']}` on {document['date']}: "
+            f"{platform.machine()}, {os.cpu_count()} cores for all hosts of the [lab](../lab.md); gloo uses each "
+            "host's first NIC, MPI the second. The programs are those of `python -m mcr_dl.examples.syndicate`; every "
+            "call uses `auto`, with the measurements of a first start. Plans and program order take turns of six "
+            f"iterations each, {document['rounds']} turns per plan; times are medians in ms on rank 0. `auto` is "
+            "program order: what runs without Syndicate. `priority` stands for ByteScheduler: its order on the same "
+            "engine, the longest remaining path first, in four segments on `auto`'s backends. Unlike ByteScheduler's, "
+            "its segments are not tuned. A plan that equals another one is not tried. Gains are medians of the ratios "
+            "of turns of one round, with quartiles."
+        ),
+        *paragraph(
+            "The runs are made with `--compare`: up to ten plans take turns, including those from which simulation "
+            "expects no gain (`Syndicate(tries=10, promising=-1.0)`). By default, three do, if simulation expects a "
+            "gain of 2 % at least."
+        ),
         *_notes(document),
-        "",
         "![Speed over auto](../images/syndicate-runs.png)",
         "",
     ]
@@ -179,20 +181,16 @@ def _notes(document: dict[str, Any]) -> list[str]:
             calls = len(row["plan"]["calls"])
             (where,) = _listed([row])
             what = "a single call" if calls == 1 else f"{calls} calls"
-            lines += [
-                f"An iteration of this program is not a training step but {what} of a step of {step:.0f} ms, which",
-                "makes many, so that its times and gains are not those of a step:",
-                "",
-                where,
-                "",
-            ]
+            text = f"An iteration of this program is not a training step but {what} of a step of {step:.0f} ms, which "
+            text += "makes many, so that its times and gains are not those of a step:"
+            lines += [*paragraph(text), where, ""]
     early = [max(row["steps"][:EARLY]) / 1e3 for row in rows]
     later = "".join(f", and {max(each['steps'][EARLY:]) / 1e3:.1f} s after a change" for each in document["changes"])
     if early:
-        lines += [
-            f"The ranks stop to measure and to plan: the longest of the first {EARLY} steps took {min(early):.1f} s to",
-            f"{max(early):.1f} s{later}.",
-        ]
+        span = f"{min(early):.1f} s to {max(early):.1f} s{later}"
+        lines += paragraph(
+            f"The ranks stop to measure and to plan: the longest of the first {EARLY} steps took {span}."
+        )
     return lines
 
 
@@ -222,11 +220,13 @@ def _of_the_paper(rows: list[dict[str, Any]]) -> list[str]:
     return [
         "## The gains in the paper",
         "",
-        "Gains over ByteScheduler's order, on the clusters above in their order. The paper: 16 hosts with 8 V100 each,",
-        "NVLink and 8 networks of 100 Gbit/s. Here two slow networks stand for these channels, and small models on the",
-        "CPU for its models. A program for which no plan is kept runs in program order: its gain is that of program",
-        f"order over `priority`. The aim was {AIM} for the recommendation model on each cluster{_verdict(rows)}.",
-        "",
+        *paragraph(
+            "Gains over ByteScheduler's order, on the clusters above in their order. The paper: 16 hosts with 8 V100 "
+            "each, NVLink and 8 networks of 100 Gbit/s. Here two slow networks stand for these channels, and small "
+            "models on the CPU for its models. A program for which no plan is kept runs in program order: its gain is "
+            f"that of program order over `priority`. The aim was {AIM} for the recommendation model on each "
+            f"cluster{_verdict(rows)}."
+        ),
         *table(["ours", "gain", "the paper's", "gain"], body),
     ]
 
@@ -246,13 +246,12 @@ def _verdict(rows: list[dict[str, Any]]) -> str:
 def _changes(changes: list[dict[str, Any]]) -> list[str]:
     lines = ["## A rate that changes", ""]
     for each in changes:
-        lines += [
+        lines += paragraph(
             f"{each['text']}, {NAMES[each['model']]}: {each['moment'] - each['began']:.0f} s after the first step the "
             f"first NICs got {each['rate']} Mbit/s. Events by step: "
             + "; ".join(f"{event['step']} {event['what']}" for event in each["events"])
-            + f". Steps from the change to the decision for a new plan: {each['reaction']}.",
-            "",
-        ]
+            + f". Steps from the change to the decision for a new plan: {each['reaction']}."
+        )
     return lines
 
 
@@ -289,8 +288,9 @@ def draw(document: dict[str, Any], path: Path) -> None:
         axes.set_title(text, fontsize=9, loc="left")
         axes.spines[["top", "right"]].set_visible(False)
     all_axes[0][0].set_ylabel("speed over auto")
-    all_axes[0][0].legend(fontsize=8, loc="lower left")
-    figure.tight_layout()
+    all_axes[0][0].set_ylim(top=1.08 * all_axes[0][0].get_ylim()[1])  # room for the numbers
+    figure.legend(*all_axes[0][0].get_legend_handles_labels(), fontsize=8, loc="lower center", ncols=2, frameon=False)
+    figure.tight_layout(rect=(0, 0.06, 1, 1))
     script.save(figure, path)
 
 
