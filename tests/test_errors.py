@@ -96,6 +96,19 @@ def test_groups_after_an_error(pools: Pools) -> None:
     pools.get("processes", 2).run(lifecycle.groups_after_an_error, limit=60.0)
 
 
+@pytest.mark.parametrize(("backend", "step"), [("mpi", "start"), ("gloo", "started")])
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_group_that_fails_on_one_rank(pools: Pools, size: int, backend: str, step: str) -> None:
+    """Before the members connect, and after; the others would wait for that rank until the group's timeout."""
+    pools.get("processes", size).run(lifecycle.group_that_fails_on_one_rank, backend, step, limit=60.0)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_groups_with_other_backends(pools: Pools, size: int) -> None:
+    """They could not connect: each rank would wait in another library."""
+    pools.get("processes", size).run(lifecycle.groups_with_other_backends, limit=60.0)
+
+
 _SIZES = [(8, 4), (4, 8), (1000, 100_000), (0, 3), (3, 0)]
 # Without (100_000, 1000) on Open MPI: 5.0.11 reports the truncation, but its single-copy path (smsc/cma) has by then
 # written the whole message over the memory after the tensor. OMPI_MCA_smsc=^cma avoids that.

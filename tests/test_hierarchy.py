@@ -146,9 +146,10 @@ def test_a_host_cannot_connect(nursery: Nursery, tmp_path: Path, backends: str) 
     jobs.expect(ranks, 0, "RAISED BackendUnavailableError", "no memory left on this host")
 
 
-def test_a_rank_ends_while_parts_are_connected(nursery: Nursery) -> None:
+@pytest.mark.parametrize("at", ["start", "group"])
+def test_a_rank_ends_while_parts_are_connected(nursery: Nursery, at: str) -> None:
     """The others notice it, and do not wait until the time limit."""
-    ranks = jobs.start(nursery, "hosts", ["0,0,1,1", "starts", "ends_between", "3"], 4)
+    ranks = jobs.start(nursery, "hosts", ["0,0,1,1", "starts", "ends_between", "3", at], 4)
     jobs.end(nursery, ranks)
     jobs.expect(ranks[:3], 0, "RAISED PeerLostError", "lost rank 3")
 

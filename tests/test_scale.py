@@ -9,6 +9,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,6 +97,15 @@ def test_the_rank_that_looks_ends_before_it_answers(store: torch_dist.Store, mon
     store.add("key/looks", 1)
     with pytest.raises(CollectiveTimeoutError, match="The rank that looks for the missing ones has not answered"):
         agreement.agree(store, 1, SIZE, "key", 1, sum)
+
+
+def test_an_agreement_in_a_file(tmp_path: Path) -> None:
+    """Such a store has errors of its own for waits that last too long."""
+    store = torch_dist.FileStore(str(tmp_path / "store"), 3)
+    store.set_timeout(timedelta(seconds=0.1))
+    store.set("key/0", "0")
+    with pytest.raises(CollectiveTimeoutError, match=r"within 0\.1 s\. Not arrived: rank 2\.$"):
+        agreement.agree(store, 1, 3, "key", 1, sum)
 
 
 @pytest.mark.parametrize("missing", [[], [0], [999], [3, 4, 500], list(range(SIZE))])

@@ -118,13 +118,18 @@ def broken_parts(ranks: str) -> None:
     start()
 
 
-def ends_between(rank: str) -> None:
+def ends_between(rank: str, at: str) -> None:
     """A rank ends when it has connected its part of a hierarchy, and the others wait for its word."""
-    dist.init_process_group("gloo", timeout=60)
+    names = "gloo,hier(shm,gloo)"
+    if at == "group":
+        dist.init_process_group("gloo", timeout=60)
     if int(rank) == RANK:
         communicators._Together.agree = lambda *_: os._exit(1)  # type: ignore[method-assign]
     try:
-        dist.new_group(backend="gloo,hier(shm,gloo)")
+        if at == "group":
+            dist.new_group(backend=names)
+        else:
+            dist.init_process_group(names, timeout=60)
     except dist.McrError as error:
         print(f"RAISED {type(error).__name__}: {error}", flush=True)
     os._exit(0)

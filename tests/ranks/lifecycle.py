@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,8 +13,9 @@ from unittest import mock
 import torch
 
 import mcr_dl
-from mcr_dl import _C, InvalidArgumentError, McrError, NotInitializedError
+from mcr_dl import _C, BackendUnavailableError, InvalidArgumentError, McrError, NotInitializedError
 from mcr_dl.base import launcher
+from mcr_dl.libraries import registry
 from mcr_dl.measure.start import own_core
 from mcr_dl.testing.expect import expect
 from ranks import errors, session
@@ -169,6 +171,38 @@ def groups_after_an_error() -> None:
         mcr_dl.all_reduce(tensor, group=group)
         assert tensor.tolist() == [2.0] * 3
         mcr_dl.destroy_process_group(group)
+
+
+def group_that_fails_on_one_rank(backend: str, step: str) -> None:
+    """All ranks raise at once, and the next group works."""
+    session.start()
+    last = mcr_dl.get_world_size() - 1
+    text = "OSError: [Errno 24] no more of them"
+    for names in ([backend], ["null", backend], [backend, "null"]):
+        if mcr_dl.get_rank() == last:
+            library = registry.describe(backend)
+            with mock.patch.object(library, step, side_effect=OSError(24, "no more of them")):
+                expect(OSError, lambda names=names: mcr_dl.new_group(backend=names), "no more of them")
+        else:
+            make = functools.partial(mcr_dl.new_group, backend=names)
+            expect(BackendUnavailableError, make, f"cannot be made: rank {last}: {text}")
+        group = mcr_dl.new_group(backend=names)
+        tensor = torch.ones(3)
+        mcr_dl.all_reduce(tensor, group=group, backend=backend)
+        assert tensor.tolist() == [last + 1.0] * 3
+        mcr_dl.destroy_process_group(group)
+
+
+def groups_with_other_backends() -> None:
+    """All ranks raise, and the next group works."""
+    session.start()
+    size = mcr_dl.get_world_size()
+    last = mcr_dl.get_rank() == size - 1
+    for names, others in ((["gloo"], ["null"]), (["mpi", "gloo"], ["gloo", "mpi"])):
+        text = f"got {', '.join(names)} on rank 0 and {', '.join(others)} on rank {size - 1}"
+        make = functools.partial(mcr_dl.new_group, backend=others if last else names)
+        expect(InvalidArgumentError, make, "backend: expected the same on all ranks", text)
+        mcr_dl.destroy_process_group(mcr_dl.new_group(backend=names))
 
 
 # ---- sizes that disagree between ranks

@@ -102,8 +102,15 @@ def agree(
     _leave(store, f"{key}/{rank}", encode(value))
     try:
         return _agreed(store, rank, size, key, decide)
-    except torch_dist.DistStoreError as error:
+    except RuntimeError as error:
+        if not _is_timeout(error):
+            raise
         raise CollectiveTimeoutError(_late(store, rank, size, key, function)) from error
+
+
+def _is_timeout(error: RuntimeError) -> bool:
+    """Whether a wait at the store has lasted too long. A FileStore raises a plain RuntimeError for that."""
+    return isinstance(error, torch_dist.DistStoreError) or (type(error) is RuntimeError and "imeout" in str(error))
 
 
 def _late(store: torch_dist.Store, rank: int, size: int, key: str, function: str) -> str:
@@ -124,7 +131,9 @@ def _late(store: torch_dist.Store, rank: int, size: int, key: str, function: str
 def _comes(store: torch_dist.Store, key: str) -> bool:
     try:
         store.wait([key], _PATIENCE)
-    except torch_dist.DistStoreError:
+    except RuntimeError as error:
+        if not _is_timeout(error):
+            raise
         return False
     return True
 

@@ -94,10 +94,11 @@ def rejoin(
     launch, met = lifecycle.launch_at(init_method, rank, world_size, store, limit)
     report.show(launch.rank)
     store = lives.newest(rendezvous.meet(launch, init_method, limit) if met is None else met)
+    specifications, device = lifecycle.specified(passes), devices.own(device_id)  # before other ranks wait for this one
     answer = returning.apply(store, launch.rank, limit)
-    begin = partial(returning.begin, answer, launch, store, devices.own(device_id))
+    begin = partial(returning.begin, answer, launch, store, device, specifications)
     try:
-        current = lifecycle.start_again(answer.former, begin, passes)
+        current = lifecycle.start_again(answer.former, begin)
         world = _broken_world(current)
         forming = survivors.Forming(**answer.forming, limit=timedelta(milliseconds=answer.limit), changed=True)
         names = returning.that_take_others(forming.backends if forming.asked is None else forming.asked)

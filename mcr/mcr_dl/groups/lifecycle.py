@@ -6,11 +6,12 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as torch_dist
@@ -24,6 +25,7 @@ from mcr_dl.base.errors import (
     DesyncError,
     InvalidArgumentError,
     McrError,
+    PeerLostError,
     text_of,
 )
 from mcr_dl.base.warning import warn
@@ -43,6 +45,7 @@ from mcr_dl.runtime import (
     state,
     trials,
 )
+from mcr_dl.runtime.watched_store import WatchedStore
 from mcr_dl.tables import choice
 
 # A backend that fails with one of these at its start, or with an error of the system, does not work.
@@ -145,9 +148,14 @@ def _asked(
     if problem := variables.problem():
         return [], [], InvalidArgumentError(problem)
     try:
-        return registry.parse_for_group(backend), chain.with_scheduler(trace.with_log(chain.specify(passes))), None
+        return registry.parse_for_group(backend), specified(passes), None
     except McrError as error:
         return [], [], error
+
+
+def specified(passes: Iterable[Any] | None) -> list[chain.Specification]:
+    """The passes that the program and the environment ask for."""
+    return chain.with_scheduler(trace.with_log(chain.specify(passes)))
 
 
 def _device(device_id: torch.device | int | None, mistake: McrError | None) -> tuple[int, McrError | None]:
@@ -158,14 +166,10 @@ def _device(device_id: torch.device | int | None, mistake: McrError | None) -> t
         return -1, mistake or error
 
 
-def start_again(
-    former: watch.Former,
-    begin: Callable[[list[Any]], state.State],
-    passes: Iterable[Any] | None,
-) -> state.State:
-    """Start the runtime in the place of a lost rank, without the default group. ``begin`` gets the passes."""
+def start_again(former: watch.Former, begin: Callable[[], state.State]) -> state.State:
+    """Start the runtime in the place of a lost rank, without the default group."""
     exit_steps.prepare()
-    current = begin(chain.with_scheduler(trace.with_log(chain.specify(passes))))
+    current = begin()
     rank, size = current.launch.rank, current.launch.size
     watch.start(current.store, rank, size, state.living, detail=current.detail, former=former)
     _watch_processes(current)
@@ -241,8 +245,9 @@ def _make_world(current: state.State) -> _C.Group:
     world = _C.Group("default", list(range(launch.size)), launch.rank, current.timeout, max(current.device, 0))
     _connect_world(world, current)
     core_groups.equip(world, current.backends)
+    current.groups[world.name()] = world
     if launch.size > 1:
-        store = torch_dist.PrefixStore("init", current.store)
+        store = WatchedStore("init", current.store, world)
         decide = choice.common_candidates
         common = agreement.agree(store, launch.rank, launch.size, "candidates", world.candidates, decide)
         current.candidates = common
@@ -258,7 +263,7 @@ def _make_world(current: state.State) -> _C.Group:
 
 def _connect_world(world: _C.Group, current: state.State) -> None:
     """Start the backends in turn; if one fails on some ranks, all ranks continue without it, or all raise."""
-    store = torch_dist.PrefixStore("init", current.store)
+    store = WatchedStore("init", current.store, world)  # a rank may be lost meanwhile
     left_out: dict[str, str] = {}
     for name in list(current.backends):
         cause = next((left_out[part] for part in registry.parts_of(name) if part in left_out), "")
@@ -274,22 +279,21 @@ def _connect_world(world: _C.Group, current: state.State) -> None:
             startup.warn_left_out(told)
 
 
-def _connect_one(world: _C.Group, store: torch_dist.Store, name: str) -> str:
+def _connect_one(world: _C.Group, store: WatchedStore, name: str) -> str:
     """Start a backend; why it does not work on some ranks, equal on all ranks, or an empty text."""
-    problem = ""
+    problem, begin = "", time.monotonic()
     try:
         communicators.connect(world, [name])
+    except PeerLostError:
+        raise
     except Exception as error:
         if isinstance(error, McrError) and not isinstance(error, _FAILURES):
             raise  # wrong arguments, on all ranks
         problem = text_of(error)
-    usual: timedelta = cast(Any, store).timeout  # torch's types lack it
-    store.set_timeout(usual + world.timeout)  # the others may wait so long for a rank that has failed at once
-    try:
-        told = agreement.agree(store, world.rank(), world.size(), f"start/{name}", problem, startup.problem_of)
-    finally:
-        store.set_timeout(usual)
-    return str(told)
+    # The others may wait for the whole timeout in the library, for a rank that has failed at once.
+    waited = min(timedelta(seconds=time.monotonic() - begin), world.timeout)
+    store.set_timeout(world.timeout + world.timeout - waited)
+    return str(agreement.agree(store, world.rank(), world.size(), f"start/{name}", problem, startup.problem_of))
 
 
 def end() -> None:

@@ -150,8 +150,12 @@ def _agree_on_form(group: _C.Group, options: Any, parent: _C.Group | None = None
     """Have the members of a new group agree on the form of its calls; give it up if they disagree."""
     try:
         group._set_any_form(not changes.agree(group, "new_group", forms.wish(options, parent), forms.uniform))
-    except BaseException:
-        on_abort(group)
+    except BaseException as error:
+        if group is _C.world():
+            core_groups.end_works(state.living())
+            core_groups.forget(error)
+        else:
+            on_abort(group)
         raise
 
 

@@ -7,7 +7,7 @@ import contextlib
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any
@@ -62,8 +62,12 @@ def close(name: str) -> None:
     for key in [key for key in current.networks if key[0] == name]:
         del current.networks[key]
     group = current.groups.pop(name, None)
-    if group is None:
-        return
+    if group is not None:
+        end(group)
+
+
+def end(group: _C.Group) -> None:
+    """End a group's communicators, unless that may wait for a lost rank."""
     if (is_broken(group) and any(map(registry.of_all_ranks, group.backends))) or holds_stuck(group):
         _C.keep_forever(group)  # closing may wait for the lost rank, or for a thread that does
     else:
@@ -121,17 +125,25 @@ def _connect_library(group: _C.Group, name: str, turn: int, mpi_comm: int | None
     if library.together and adopted is None and name not in current.backends:
         message = f"backend: {name!r} starts on all ranks together, so it must be named at init_process_group()"
         raise NotInitializedError(message)
-    library.start(current.store, current.launch.rank, current.launch.size)
     later = library.reads_later(group.size())
-    store = _store(group, f"{group.name()}/{name}/{turn}", apart=later)
-    argument = _unless_lost(group, partial(library.argument, store, group)) if adopted is None else adopted
-    meeting = _store(group, f"connect/{group.name()}/{name}/{turn}")
-    connecting = partial(group._connect, name, path, argument, meeting)
+    meeting = _meeting(group, f"meet/{group.name()}/{name}/{turn}")
+    # A library that admits one thread at a time would keep other calls out while it waits for a member, and one that
+    # reads the store later, from any thread, is to find all there.
+    meets = (library.together or later) and group.size() > 1 and not (library.together and patience is not None)
+    try:
+        library.start(current.store, current.launch.rank, current.launch.size)
+        store = _store(group, f"{group.name()}/{name}/{turn}", apart=later)
+        argument = _unless_lost(group, partial(library.argument, store, group)) if adopted is None else adopted
+    except Exception as error:
+        if meets:
+            _meet(group, meeting, text_of(error))
+        raise
+    connecting = partial(group._connect, name, path, argument, _store(group, f"connect/{group.name()}/{name}/{turn}"))
     if library.together and patience is not None:
         _connect_patiently(group, name, connecting, patience)
     else:
         with _kept(argument):
-            if (library.together or later) and group.size() > 1:
+            if meets:
                 _meet(group, meeting)
             connecting()
     library.started()
@@ -147,30 +159,76 @@ def _kept(argument: object) -> Iterator[None]:
         raise
 
 
-def _meet(group: _C.Group, store: torch_dist.Store) -> None:
-    """Return when all members are here: a library that admits one thread at a time would keep other calls out, and one
-    that reads the store later, from any thread, finds all there.
+def _meeting(group: _C.Group, name: str) -> Round:
+    store = torch_dist.PrefixStore(f"{name}/{group.ranks[0]}", state.current().store)  # parts of a group share names
+    return Round(store, "0", group.rank(), group.size())
 
-    A member may still wait for one of these calls before it comes. Raises CollectiveTimeoutError on all members if one
+
+@contextlib.contextmanager
+def all_or_none(group: _C.Group, backends: Sequence[str]) -> Iterator[None]:
+    """Make the block, which connects these backends, succeed on all members or on none; they run it equally often.
+
+    If one of them raises in it, the others raise BackendUnavailableError with its text. Raises InvalidArgumentError, on
+    all members, if their backends differ, PeerLostError if the group loses a rank, and CollectiveTimeoutError if one
     does not come within the group's timeout.
     """
-    meeting = Round(torch_dist.PrefixStore("meet", store), "0", group.rank(), group.size())
-    if meeting.arrive("here"):
-        return meeting.answer("")
+    if group.size() == 1:
+        yield
+        return
+    turn = state.current().count(f"made {group.name()}")
+    _meet(group, _meeting(group, f"make/{group.name()}/{turn}"), backends=backends)
+    meeting = _meeting(group, f"made/{group.name()}/{turn}")
+    try:
+        yield
+    except PeerLostError:  # which every member finds by itself
+        raise
+    except Exception as error:
+        with contextlib.suppress(*agreement.STORE_ERRORS):
+            _meet(group, meeting, text_of(error))
+        raise
+    _meet(group, meeting)
+
+
+def _meet(group: _C.Group, meeting: Round, problem: str = "", backends: Sequence[str] = ()) -> None:
+    """Return when all members are here with the same backends and no problem; a member that has one does not wait.
+
+    A member may still wait for an earlier call before it comes. Raises BackendUnavailableError on the other members if
+    one has a problem, and on all members InvalidArgumentError if their backends differ, and CollectiveTimeoutError if
+    one does not come within the group's timeout.
+    """
+    if meeting.arrive(agreement.encode([problem, ", ".join(backends)])):
+        meeting.answer(agreement.encode(_answer(group, meeting)))
+    if problem:
+        return
     limit = group.timeout.total_seconds()
     check = partial(require_all_ranks, group._label)
     there = poll(meeting.answered, limit, _LONGEST, check, size=group.size())
     if not there and meeting.close():
         absent = [rank for rank, value in zip(group.ranks, meeting.values(), strict=True) if value is None]
-        meeting.answer(f"{ranks_text(absent)} did not come within {limit:g} s")
+        meeting.answer(agreement.encode({"late": f"{ranks_text(absent)} did not come within {limit:g} s"}))
     elif not there and not poll(meeting.answered, PATIENCE, _LONGEST, check, size=group.size()):
         raise CollectiveTimeoutError(
             f"group {group.name()!r}: connecting timed out: no answer of the last rank to come"
         )
-    late = meeting.result().decode()
-    if late:
-        raise CollectiveTimeoutError(f"group {group.name()!r}: connecting timed out: {late}")
-    return None
+    answer = agreement.decode(meeting.result(), f"the answer for group {group.name()!r}")
+    meeting.leave()
+    if "late" in answer:
+        raise CollectiveTimeoutError(f"group {group.name()!r}: connecting timed out: {answer['late']}")
+    if "differ" in answer:
+        raise InvalidArgumentError(f"group {group.name()!r}: {answer['differ']}")
+    if answer["problem"]:
+        raise BackendUnavailableError(f"group {group.name()!r} cannot be made: {answer['problem']}")
+
+
+def _answer(group: _C.Group, meeting: Round) -> dict[str, str]:
+    """The answer of the last member to come: equal on all, as one gives it."""
+    values = [agreement.decode(value or b"", "a member's part in the meeting") for value in meeting.values()]
+    problem = startup.problem_of([each for each, _ in values], group.ranks)
+    for rank, (_, names) in zip(group.ranks, values, strict=True):
+        if not problem and names != values[0][1]:
+            first = f"{values[0][1]} on rank {group.ranks[0]}"
+            return {"differ": f"backend: expected the same on all ranks, got {first} and {names} on rank {rank}"}
+    return {"problem": problem}
 
 
 def _connect_patiently(group: _C.Group, name: str, connecting: Callable[[], None], patience: float) -> None:
@@ -323,7 +381,7 @@ class _Together:
             raise
         except Exception as error:
             problem = text_of(error)
-        told = self.agree(title, problem, startup.problem_of)
+        told = self.agree(title, problem, partial(startup.problem_of, ranks=self._group.ranks))
         if told:
             raise BackendUnavailableError(f"group {self._group.name()!r}: backend {self._name!r}: {told}")
         return made

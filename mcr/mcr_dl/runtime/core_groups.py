@@ -23,26 +23,30 @@ def make(
     mpi_comm: int | None = None,
     patience: float | None = None,
 ) -> _C.Group:
-    """A connected group of global ranks that includes this process. Collective over its members.
+    """A connected group of global ranks that includes this process. Collective over its members: on all or on none.
 
     ``mpi_comm``, ``patience``: as for ``communicators.connect``.
     """
     current = state.current()
     names = list(backends)
     group = _C.Group(name, ranks, ranks.index(current.launch.rank), timeout, max(current.device, 0))
-    with communicators.undone(name):
-        communicators.connect(group, names, mpi_comm=mpi_comm, patience=patience)
-        equip(group, names)
+    try:
+        with communicators.undone(name), communicators.all_or_none(group, names):
+            communicators.connect(group, names, mpi_comm=mpi_comm, patience=patience)
+            equip(group, names)
+    except BaseException:
+        communicators.end(group)
+        raise
+    current.groups[name] = group
     return group
 
 
 def equip(group: _C.Group, names: list[str]) -> None:
-    """Give a connected group its stages, its candidates and its costs, and add it to the job's groups."""
+    """Give a connected group its stages, its candidates and its costs."""
     current = state.current()
     if current.staging is not None:
         devices.stage(group, names, current.staging)
     current.tune(group)
-    current.groups[group.name()] = group
 
 
 def end_works(groups: Iterable[_C.Group]) -> None:

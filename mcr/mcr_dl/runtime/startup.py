@@ -168,11 +168,14 @@ def _decide(values: list[_Answer]) -> _Answer:
     return {"failed": failed, "left_out": left_out, **agreed}
 
 
-def problem_of(problems: Sequence[str]) -> str:
-    """The first problem, with the ranks that have it unless all do; empty if no rank has one."""
+def problem_of(problems: Sequence[str], ranks: Sequence[int] | None = None) -> str:
+    """The first problem, with the ranks that have it unless all do; empty if no rank has one.
+
+    ``ranks``: the global ranks, in the order of the problems; by default these are all ranks of the job.
+    """
     first = next(filter(None, problems), "")
-    ranks = [rank for rank, problem in enumerate(problems) if problem == first]
-    return first if not first or len(ranks) == len(problems) else f"{ranks_text(ranks)}: {first}"
+    with_it = [rank for rank, problem in zip(ranks or range(len(problems)), problems, strict=True) if problem == first]
+    return first if not first or len(with_it) == len(problems) else f"{ranks_text(with_it)}: {first}"
 
 
 def _difference(name: str, libraries: list[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch.distributed as torch_dist
 
@@ -24,7 +24,7 @@ def require_all_ranks(label: str, what: str = "") -> None:
 
 
 class WatchedStore(torch_dist.Store):
-    """The part of a store below a name, for connecting the members of a group.
+    """The part of a store below a name, for connecting the members of a group. Its timeout is the group's at first.
 
     torch's and the core's C++ code call it too. Keep it alive as long as what was made with it.
     """
@@ -32,18 +32,25 @@ class WatchedStore(torch_dist.Store):
     def __init__(self, name: str, store: torch_dist.Store, group: _C.Group) -> None:
         super().__init__()
         self._store, self._label = torch_dist.PrefixStore(name, store), group._label
-        self._limit, self._size = group.timeout, group.size()
-        self.set_timeout(group.timeout)  # which errors name
+        self._size = group.size()
+        self.set_timeout(group.timeout)
 
     def get(self, key: str) -> bytes:
-        """The value, once there is one. Raises PeerLostError, or torch's error after the group's timeout."""
+        """The value, once there is one. Raises PeerLostError, or torch's error after the store's timeout."""
         self.wait([key])
         value: bytes = self._store.get(key)
         return value
 
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """The values, once all are there. Raises as ``get`` does."""
+        self.wait(keys)
+        values: list[bytes] = self._store.multi_get(keys)
+        return values
+
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Wait for the keys. Raises as ``get`` does."""
-        limit = (timeout or self._limit).total_seconds()
+        usual: timedelta = cast(Any, self).timeout  # torch's types lack it
+        limit = (timeout or usual).total_seconds()
         check = partial(require_all_ranks, self._label)
         if not poll(lambda: self._store.check(keys), limit, _LONGEST, check, size=self._size):
             raise torch_dist.DistStoreError(f"timed out after {limit:g} s for {', '.join(keys)}")

@@ -107,11 +107,12 @@ def limit(name: str, value: Limit, multiple: int = 1) -> Limit:
     """The value in a multiple of whole elements of any type; raises InvalidArgumentError for a wrong one."""
     if value is None or value == "auto":
         return value
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1024:
-        message = f"ByteScheduler: {name}: expected at least 1024 bytes, None or 'auto', got {value!r}"
-        raise InvalidArgumentError(message)
     unit = 16 * multiple
-    return max(value // unit, 1) * unit
+    least = max(1024, unit)
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        message = f"ByteScheduler: {name}: expected at least {least} bytes, None or 'auto', got {value!r}"
+        raise InvalidArgumentError(message)
+    return value // unit * unit
 
 
 def one_of(name: str, value: object, choices: tuple[str, ...]) -> str:
