@@ -18,6 +18,7 @@ import torch.distributed as torch_dist
 
 from mcr_dl import _C, trace, watch
 from mcr_dl.base import agreement, launcher, variables
+from mcr_dl.base.arguments import whole
 from mcr_dl.base.errors import (
     BackendError,
     BackendUnavailableError,
@@ -73,6 +74,7 @@ def launch_at(
     init_method: str | None, rank: int, world_size: int, store: torch_dist.Store | None, limit: timedelta
 ) -> tuple[launcher.Launch, torch_dist.Store | None]:
     """The launch that the arguments describe, and the store, if they give one: the URL may be that of both."""
+    rank, world_size = whole("rank", rank), whole("world_size", world_size)
     if store is None and rendezvous.names_ranks(init_method):
         return rendezvous.meet_at(init_method, rank, world_size, limit)
     return launch_of(rank, world_size), store

@@ -9,6 +9,7 @@ import torch
 
 from mcr_dl import _C
 from mcr_dl.base import launcher
+from mcr_dl.base.arguments import whole
 from mcr_dl.base.errors import InvalidArgumentError, NotInitializedError
 from mcr_dl.libraries import registry
 from mcr_dl.runtime import handles, state
@@ -34,7 +35,7 @@ def get_world_size(group: handles.Group | str = None) -> int:
 def _named(group: handles.Group | str) -> handles.Group:
     if not isinstance(group, str):
         return group
-    if group != "auto" and _C.canonical(group) not in get_backends():
+    if group.strip().lower() != "auto" and _C.canonical(group) not in get_backends():
         message = f"backend: expected one of {', '.join(get_backends())}, auto, got {group!r}"
         raise (NotInitializedError if registry.is_known(group) else InvalidArgumentError)(message)
     return None
@@ -50,20 +51,31 @@ def get_process_group_ranks(group: handles.Group) -> list[int]:
 
 def get_group_rank(group: handles.Group, global_rank: int) -> int:
     """The group rank of a global rank; raises InvalidArgumentError for a rank outside the group."""
-    rank: int = handles.core_group(group)._group_rank(global_rank)
+    return group_rank_of(handles.core_group(group), "global_rank", global_rank)
+
+
+def group_rank_of(members: _C.Group, argument: str, global_rank: int) -> int:
+    """As ``get_group_rank``, for a rank that another argument gives."""
+    number = whole(argument, global_rank)
+    rank: int = members._group_rank(number) if 0 <= number < state.current().launch.size else -1
     if rank < 0:
-        message = f"global_rank: expected one of {get_process_group_ranks(group)}, got {global_rank}"
+        message = f"{argument}: expected one of {list(members.ranks)}, got {number}"
         raise InvalidArgumentError(message)
     return rank
 
 
 def get_global_rank(group: handles.Group, group_rank: int) -> int:
     """The global rank of a group rank; raises InvalidArgumentError for a rank outside the group."""
-    ranks = get_process_group_ranks(group)
-    if not 0 <= group_rank < len(ranks):
-        message = f"group_rank: expected 0 to {len(ranks) - 1}, got {group_rank}"
+    return global_rank_of(handles.core_group(group), "group_rank", group_rank)
+
+
+def global_rank_of(members: _C.Group, argument: str, group_rank: int) -> int:
+    """As ``get_global_rank``, for a rank that another argument gives."""
+    ranks, number = members.ranks, whole(argument, group_rank)
+    if not 0 <= number < len(ranks):
+        message = f"{argument}: expected 0 to {len(ranks) - 1}, got {number}"
         raise InvalidArgumentError(message)
-    return ranks[group_rank]
+    return ranks[number]
 
 
 def get_backend(group: handles.Group = None) -> str:
@@ -78,7 +90,10 @@ def get_backend(group: handles.Group = None) -> str:
 
 
 def get_backends(group: handles.Group = None) -> list[str]:
-    """Names of the group's backends (None: of all in use), in order of preference. Source: MCR-DL paper, Listing 1."""
+    """Names of the group's backends, in order of preference (MCR-DL paper, Listing 1).
+
+    None: of the job's, which new groups have by default. Other groups may have more, which they name themselves.
+    """
     return list(state.current().backends if group is None else handles.core_group(group).backends)
 
 
@@ -94,9 +109,12 @@ def get_default_backend_for_device(device: str | torch.device) -> str:
     It may be unusable here: ``is_backend_available`` tells. Raises InvalidArgumentError for other devices than cpu and
     cuda.
     """
-    kind = torch.device(device).type
+    try:
+        kind = torch.device(device).type
+    except (RuntimeError, TypeError):  # torch knows no such device
+        kind = ""
     if kind not in ("cpu", "cuda"):
-        message = f"device: expected cpu or cuda, got {kind}"
+        message = f"device: expected cpu or cuda, got {device!r}"
         raise InvalidArgumentError(message)
     return registry.first_for(kind)
 

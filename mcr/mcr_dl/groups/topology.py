@@ -11,6 +11,7 @@ from typing import Any
 from torch.distributed.device_mesh import DeviceMesh
 
 from mcr_dl import _C
+from mcr_dl.base.arguments import whole
 from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError
 from mcr_dl.groups import factory, torch_groups
 from mcr_dl.libraries import registry
@@ -56,12 +57,12 @@ class Topology:
 
     def coordinates(self, rank: int | None = None) -> tuple[int, ...]:
         """The coordinates of a rank of the group; by default of this one."""
-        return tuple(self._held.grid.coordinates(self._of.rank() if rank is None else rank))
+        return tuple(self._held.grid.coordinates(self._of.rank() if rank is None else whole("rank", rank)))
 
     def ranks(self, name: str, rank: int | None = None) -> tuple[int, ...]:
         """The ranks of the group that differ from this one (or ``rank``) only in that dimension, including itself."""
         grid = self._held.grid
-        return tuple(grid.line(self._of.rank() if rank is None else rank, grid.index_of(name)))
+        return tuple(grid.line(self._of.rank() if rank is None else whole("rank", rank), grid.index_of(name)))
 
     def group(self, name: str) -> Any:
         """The group of ``ranks(name)``, for all operations; the whole group if the dimension has all ranks.

@@ -8,7 +8,7 @@ import contextlib
 import torch.distributed as torch_dist
 
 from mcr_dl import _C
-from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError
 from mcr_dl.libraries import registry
 
 
@@ -18,14 +18,20 @@ def is_backend_available(backend: str) -> bool:
     Loads the library, as ``available_backends`` does, which also gives the reasons.
     Source: torch.distributed.is_backend_available.
     """
-    name = backend.lower()
+    if not isinstance(backend, str):
+        message = f"backend: expected a name, got {backend!r}"
+        raise InvalidTypeError(message)
+    name = backend.strip().lower()
+    device, colon, rest = name.partition(":")
+    if colon and device in ("cpu", "cuda"):
+        name = rest  # as init_process_group takes it
     if name in ("mcr", "auto"):
         return True
     with contextlib.suppress(InvalidArgumentError):
         if parts := _C.Candidate(name).parts:  # as of "stripe(gloo,mpi)"
             return all(map(is_backend_available, parts))
     if name not in registry.known_names():
-        return torch_dist.is_backend_available(backend)
+        return torch_dist.is_backend_available(name)
     return not registry.condition(name, 1, named=True).problem
 
 
