@@ -16,6 +16,7 @@ import torch
 
 from mcr_dl import _C
 from mcr_dl.base.agreement import absent
+from mcr_dl.base.arguments import whole
 from mcr_dl.base.errors import CollectiveTimeoutError, InvalidArgumentError
 from mcr_dl.groups import queries
 from mcr_dl.runtime import handles, state
@@ -64,8 +65,9 @@ def _root(group: _Group, rank: int | None, group_rank: int | None, default: int 
         message = "expected one of the global and the group rank, got both"
         raise InvalidArgumentError(message)
     if group_rank is not None:
-        queries.get_global_rank(members, group_rank)
-        return group_rank
+        number = whole("group_rank", group_rank)
+        queries.get_global_rank(members, number)
+        return number
     if rank is None and default is None:
         message = "expected a global or a group rank, got neither"
         raise InvalidArgumentError(message)
@@ -229,17 +231,16 @@ def monitored_barrier(
         return
     current = state.current()
     members = handles.core_group(group)
-    limit = members.timeout if timeout is None else _C.timeout(timeout)
     name = f"monitored_barrier/{members.ranks[0]}/{members.name()}"
-    number = current.count(members.name())
+    number = current.count(members.name())  # before anything can fail on this rank alone: the next barrier has a number
+    limit = members.timeout if timeout is None else _C.timeout(timeout)
     key = f"{name}/{number}"
     mine = f"{key}/{members.rank()}"
     current.store.set(mine, "here")
     if members.rank() == 0:
         missing = _missing(key, members, limit, wait_all_ranks)
-        if not missing and number > 0:  # all ranks have left the barrier before
-            for each in (*range(members.size()), "missing"):
-                current.store.delete_key(f"{name}/{number - 1}/{each}")
+        if not missing:
+            _delete_earlier(name, members, number)
         current.store.set(f"{key}/missing", ",".join(map(str, missing)))
     elif not _appear(members, [f"{key}/0"], limit):
         current.store.delete_key(mine)  # the first rank raises too if it comes later
@@ -256,6 +257,16 @@ def monitored_barrier(
             f"timeout of {limit}"
         )
         raise CollectiveTimeoutError(message)
+
+
+def _delete_earlier(name: str, members: _C.Group, number: int) -> None:
+    """Delete the keys of all barriers before this one, to which all ranks have come: they have left those."""
+    current = state.current()
+    done = f"{name} deleted"
+    for earlier in range(current.counters.get(done, 0), number):
+        for each in (*range(members.size()), "missing"):
+            current.store.delete_key(f"{name}/{earlier}/{each}")
+    current.counters[done] = number
 
 
 def _missing(key: str, members: _C.Group, limit: timedelta, wait_all_ranks: bool) -> list[int]:
