@@ -1,14 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The form of torch's calls on a group: uniform, or any, which the members agree on when they make it."""
+"""Options of a new group: its backends, and the form of torch's calls: uniform, or any, which the members agree on."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 from mcr_dl import _C
 from mcr_dl.base import agreement
 from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.libraries import registry
+
+
+def named(backend: str | Iterable[str] | None, pg_options: Any) -> list[str]:
+    """The backends that a call names, by itself or in mcr_dl's options; empty if it names none."""
+    if backend is None and isinstance(pg_options, _C.Options):
+        backend = pg_options.backends or None
+    return [] if backend is None else registry.parse_for_group(backend)
 
 
 def wish(options: Any, parent: _C.Group | None = None) -> dict[str, Any]:

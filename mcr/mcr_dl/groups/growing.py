@@ -15,7 +15,6 @@ from mcr_dl import _C, watch
 from mcr_dl.base import variables
 from mcr_dl.base.errors import InvalidArgumentError, UnsupportedError
 from mcr_dl.groups import factory, forms, lifecycle, report, returning, survivors, torch_groups
-from mcr_dl.libraries import registry
 from mcr_dl.passes import chain
 from mcr_dl.runtime import core_groups, devices, handles, lives, rendezvous, state
 
@@ -50,7 +49,7 @@ def grow(
         message = "grow: expected a job without a scheduler: a new process does not know its plans"
         raise UnsupportedError(message)
     limit = old.timeout if timeout is None else _C.timeout(timeout)
-    asked = None if backend is None else registry.parse_for_group(backend)
+    asked = forms.named(backend, pg_options) or None
     forming = survivors.of("grow", old, list(old.ranks), limit, forms.wish(pg_options, old), asked)
     made = forming.grow()
     return torch_groups.handle_of(old) if made is None else torch_groups.publish_agreed(made)

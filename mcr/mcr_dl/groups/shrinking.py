@@ -11,7 +11,6 @@ import torch.distributed as torch_dist
 
 from mcr_dl import _C
 from mcr_dl.groups import forms, survivors, torch_groups
-from mcr_dl.libraries import registry
 from mcr_dl.runtime import handles
 
 
@@ -41,6 +40,6 @@ def shrink(
     """
     old = handles.core_group(group)
     limit = old.timeout if timeout is None else _C.timeout(timeout)
-    asked = None if backend is None else registry.parse_for_group(backend)
+    asked = forms.named(backend, pg_options) or None
     forming = survivors.of("shrink", old, list(old.ranks), limit, forms.wish(pg_options, old), asked)
     return torch_groups.publish_agreed(forming.shrink())
