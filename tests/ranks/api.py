@@ -238,7 +238,7 @@ def making_groups() -> None:
     for wrong in ([0, 0], [0, 4], [-1]):
         expect(InvalidArgumentError, lambda wrong=wrong: mcr_dl.new_group(wrong), "ranks", "expected", "got")
     expect(InvalidArgumentError, lambda: mcr_dl.new_subgroups(3), "group_size", "expected", "got 3")
-    expect(InvalidArgumentError, lambda: mcr_dl.new_subgroups_by_enumeration([[0, 1], [1]]), "every rank once")
+    expect(InvalidArgumentError, lambda: mcr_dl.new_subgroups_by_enumeration([[0, 1], [1]]), "each rank once")
     expect(InvalidArgumentError, lambda: mcr_dl.split_group(None, [[0, 1], [1]]), "each rank once")
     mcr_dl.barrier()
 

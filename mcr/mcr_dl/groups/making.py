@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import operator
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -15,20 +14,24 @@ import torch.distributed as torch_dist
 from torch.distributed import GroupMember
 
 from mcr_dl import _C
+from mcr_dl.base.arguments import whole
 from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError
-from mcr_dl.groups import factory, torch_groups
-from mcr_dl.groups.queries import get_process_group_ranks, get_world_size
+from mcr_dl.groups import factory, forms, torch_groups
 from mcr_dl.libraries import registry
 from mcr_dl.runtime import handles, lines, state
 
 _LONGEST = 1000  # bytes of a description: torch's store refuses keys above 8 KiB
 
 
-def _check_ranks(ranks: Iterable[int], size: int, what: str = "ranks") -> list[int]:
-    given = list(ranks)
+def _check_ranks(ranks: Iterable[Any], size: int, what: str = "ranks") -> list[int]:
     try:
-        checked = list(map(operator.index, given))
+        given = list(ranks)
     except TypeError:
+        message = f"{what}: expected a list of whole numbers, got {ranks!r}"
+        raise InvalidTypeError(message) from None
+    try:
+        checked = [whole(what, rank) for rank in given]
+    except InvalidTypeError:
         message = f"{what}: expected whole numbers, got {given}"
         raise InvalidTypeError(message) from None
     if len(set(checked)) != len(checked):
@@ -43,6 +46,9 @@ def _check_ranks(ranks: Iterable[int], size: int, what: str = "ranks") -> list[i
 
 def _check_description(text: str | None) -> None:
     """Check a description, which becomes part of a name that other ranks, C libraries and keys of the store have."""
+    if text is not None and not isinstance(text, str):
+        message = f"group_desc: expected a text or None, got {text!r}"
+        raise InvalidTypeError(message)
     try:
         encoded = (text or "").encode()
     except UnicodeEncodeError:
@@ -92,23 +98,29 @@ def new_group(
     """
     del device_id
     current = state.current()
-    if mpi_comm is None and not use_local_synchronization:
-        current.groups_made += 1  # before anything can fail on this rank alone: later groups have equal names then
+    local = use_local_synchronization or mpi_comm is not None
+    # The group is counted before anything else can fail on this rank alone: later groups have equal names then.
+    current.groups_made += not local
     number = current.groups_made
-    _check_description(group_desc)
-    names = _named(backend, pg_options)
-    limit = current.timeout if timeout is None else _C.timeout(timeout)
     if mpi_comm is not None:
-        return _group_of_mpi_comm(mpi_comm, names or None, limit, pg_options)
-    members = _check_ranks(range(current.launch.size) if ranks is None else ranks, current.launch.size)
-    if sort_ranks:
-        members.sort()
+        members = _members_of(mpi_comm)
+    else:
+        members = _check_ranks(range(current.launch.size) if ranks is None else ranks, current.launch.size)
+        if sort_ranks:
+            members.sort()
+    name = _local_name(members) if local else f"{group_desc or 'group'}-{number}"
+    _check_description(group_desc)
+    names = forms.named(backend, pg_options)
+    limit = current.timeout if timeout is None else _C.timeout(timeout)
     torch_groups.require_order(members)
-    name = _local_name(members) if use_local_synchronization else f"{group_desc or 'group'}-{number}"
-    if current.launch.rank not in members:
+    if mpi_comm is not None:
+        names = _taking_communicators(names)
+    elif current.launch.rank not in members:
         return GroupMember.NON_GROUP_MEMBER
-    names = names or lines.that_fit(current.backends, members)
-    return torch_groups.publish(factory.make_group(name, members, names, limit), pg_options)
+    else:
+        names = names or lines.that_fit(current.backends, members)
+    handle = None if mpi_comm is None else mpi_comm.handle
+    return torch_groups.publish(factory.make_group(name, members, names, limit, mpi_comm=handle), pg_options)
 
 
 def _local_name(members: Sequence[int]) -> str:
@@ -116,26 +128,26 @@ def _local_name(members: Sequence[int]) -> str:
     return f"local-{digest}-{state.current().count_at_store(f'local/{digest}')}"
 
 
-def _group_of_mpi_comm(comm: Any, backends: list[str] | None, timeout: timedelta, options: Any) -> Any:
+def _members_of(comm: Any) -> list[int]:
+    """Global ranks of a communicator of mpi4py, in its order."""
     if not hasattr(comm, "Get_group") or not hasattr(comm, "handle"):
         message = f"mpi_comm: expected an mpi4py communicator, got {type(comm).__name__}"
         raise InvalidTypeError(message)
     from mpi4py import MPI
 
+    everyone = MPI.COMM_WORLD.Get_group()
+    return list(MPI.Group.Translate_ranks(comm.Get_group(), list(range(comm.Get_size())), everyone))
+
+
+def _taking_communicators(names: list[str]) -> list[str]:
+    """The backends of a group with a communicator of mpi4py; without names, those that can work on it."""
     owners = registry.taking_communicators()
-    names = owners if backends is None else backends
-    if not set(owners) & set(names):
+    if names and not set(owners) & set(names):
         message = (
             f"backend: expected {', '.join(map(repr, owners))} among the backends of a group with mpi_comm, got {names}"
         )
         raise InvalidArgumentError(message)
-    group = comm.Get_group()
-    everyone = MPI.COMM_WORLD.Get_group()
-    members = list(MPI.Group.Translate_ranks(group, list(range(comm.Get_size())), everyone))
-    torch_groups.require_order(members)
-    return torch_groups.publish(
-        factory.make_group(_local_name(members), members, names, timeout, mpi_comm=comm.handle), options
-    )
+    return names or owners
 
 
 def new_subgroups(
@@ -148,20 +160,56 @@ def new_subgroups(
 ) -> tuple[Any, list[Any]]:
     """Divide a group (None: the default group) into subgroups of ``group_size`` consecutive ranks.
 
-    By default a subgroup has the ranks of one host. Returns this rank's subgroup and the list of all. Raises
-    InvalidArgumentError if ``group_size`` does not divide the group's size, and without a size if the hosts have
-    different numbers of ranks or their ranks are not consecutive.
+    The members of the group call this; another rank gets (None, []), with a warning. By default a subgroup has the
+    ranks of one host. Returns this rank's subgroup and the list of all. Raises InvalidArgumentError if ``group_size``
+    does not divide the group's size, and without a size if the hosts have different numbers of ranks or their ranks are
+    not consecutive, and InvalidTypeError if it is no whole number.
     Source: torch.distributed.new_subgroups.
     """
-    size = get_world_size(group)
-    if group_size is None:
-        group_size = _ranks_per_host(get_process_group_ranks(group))
-    if group_size < 1 or size % group_size != 0:
-        message = f"group_size: expected a divisor of the group's size ({size}), got {group_size}"
+    if handles.left_out(group, "new_subgroups"):
+        return None, []
+    parent = handles.core_group(group)
+    number = _count_parts(parent)
+    size, ranks = parent.size(), list(parent.ranks)
+    length = _ranks_per_host(ranks) if group_size is None else whole("group_size", group_size)
+    if length < 1 or size % length != 0:
+        message = f"group_size: expected a divisor of the group's size ({size}), got {length}"
         raise InvalidArgumentError(message)
-    ranks = get_process_group_ranks(group)
-    parts = [ranks[start : start + group_size] for start in range(0, size, group_size)]
-    return new_subgroups_by_enumeration(parts, timeout, backend, pg_options, group_desc)
+    parts = [sorted(ranks[start : start + length]) for start in range(0, size, length)]
+    name = f"{parent.name()}/{group_desc or 'sub'}-{number}"
+    return _subgroups(name, parts, timeout, backend, pg_options, group_desc)
+
+
+def _count_parts(parent: _C.Group) -> int:
+    """The number of this call among those that divide the group: equal on all its ranks, which make the same calls.
+
+    Count before anything can fail on this rank alone: later parts have equal names then.
+    """
+    return state.current().count(f"split {parent.name()}")
+
+
+def _subgroups(
+    name: str,
+    parts: list[list[int]],
+    timeout: timedelta | float | None,
+    backend: str | Iterable[str] | None,
+    pg_options: Any,
+    group_desc: str | None,
+) -> tuple[Any, list[Any]]:
+    """Make the group of these parts (global ranks) that has this rank, and return it and the list of all."""
+    _check_description(group_desc)
+    current = state.current()
+    names = forms.named(backend, pg_options)
+    limit = current.timeout if timeout is None else _C.timeout(timeout)
+    mine: Any = None
+    groups: list[Any] = []
+    for index, members in enumerate(parts):
+        groups.append(GroupMember.NON_GROUP_MEMBER)
+        if current.launch.rank in members:
+            fitting = names or lines.that_fit(current.backends, members)
+            made = factory.make_group(f"{name}-{index}", members, fitting, limit)
+            mine = groups[-1] = torch_groups.publish(made, pg_options)
+    return mine, groups
 
 
 def _ranks_per_host(ranks: Sequence[int]) -> int:
@@ -184,25 +232,28 @@ def new_subgroups_by_enumeration(
 ) -> tuple[Any, list[Any]]:
     """Make one group per entry; no rank may be in two (torch.distributed.new_subgroups_by_enumeration).
 
-    Returns this rank's subgroup (None if it is in none) and the list of all.
+    Every rank of the job calls this. Returns this rank's subgroup (None if it is in none) and the list of all. Raises
+    InvalidArgumentError and InvalidTypeError for wrong lists.
     """
-    if not ranks_per_subgroup_list:
-        message = "ranks_per_subgroup_list: expected at least one list of ranks, got none"
-        raise InvalidArgumentError(message)
-    everyone = [rank for part in ranks_per_subgroup_list for rank in part]
-    if len(set(everyone)) != len(everyone):
-        message = f"ranks_per_subgroup_list: expected every rank once, got {list(ranks_per_subgroup_list)}"
-        raise InvalidArgumentError(message)
-    groups = [new_group(part, timeout, backend, pg_options, group_desc=group_desc) for part in ranks_per_subgroup_list]
-    mine = [group for group in groups if not handles.not_a_member(group)]
-    return (mine[0] if mine else None), groups
+    parent = handles.core_group(None)
+    number = _count_parts(parent)
+    parts = _check_lists(ranks_per_subgroup_list, parent.size(), "ranks_per_subgroup_list")
+    name = f"{parent.name()}/{group_desc or 'sub'}-{number}"
+    return _subgroups(name, parts, timeout, backend, pg_options, group_desc)
 
 
-def _named(backend: str | Iterable[str] | None, pg_options: Any) -> list[str]:
-    """The backends that a call names, by itself or in mcr_dl's options; empty if it names none."""
-    if backend is None and isinstance(pg_options, _C.Options):
-        backend = pg_options.backends or None
-    return [] if backend is None else registry.parse_for_group(backend)
+def _check_lists(given: Any, size: int, what: str) -> list[list[int]]:
+    """Lists of ranks below ``size``, each of them sorted; no rank is in two."""
+    try:
+        parts = [] if given is None else [list(part) for part in given]
+    except TypeError:
+        message = f"{what}: expected a list of lists of ranks, got {given!r}"
+        raise InvalidTypeError(message) from None
+    if not parts:
+        message = f"{what}: expected at least one list of ranks, got none"
+        raise InvalidArgumentError(message)
+    checked = iter(_check_ranks([rank for part in parts for rank in part], size, what))
+    return [sorted(itertools.islice(checked, len(part))) for part in parts]
 
 
 def split_group(
@@ -221,20 +272,17 @@ def split_group(
     outside the parent, BackendUnavailableError if a backend cannot be used. Source: torch.distributed.split_group.
     """
     parent = handles.core_group(parent_pg)
-    made = state.current().count(f"split {parent.name()}")  # before anything can fail on this rank alone
+    made = _count_parts(parent)
     _check_description(group_desc)
-    if not split_ranks:
-        message = "split_ranks: expected at least one list of ranks, got none"
-        raise InvalidArgumentError(message)
-    _check_ranks([rank for part in split_ranks for rank in part], parent.size(), "split_ranks")
-    names = _named(backend, pg_options)
+    parts = _check_lists(split_ranks, parent.size(), "split_ranks")
+    names = forms.named(backend, pg_options)
     limit = parent.timeout if timeout is None else _C.timeout(timeout)
     result = None
-    for index, part in enumerate(split_ranks):
+    for index, part in enumerate(parts):
         if parent.rank() in part:
             # With the parent's name: another parent may be split with the same description.
             name = f"{parent.name()}/{group_desc or 'split'}-{made}-{index}"
-            members = [parent.ranks[rank] for rank in sorted(part)]
+            members = [parent.ranks[rank] for rank in part]
             fitting = names or lines.that_fit(parent.backends, members)
             result = torch_groups.publish(factory.make_group(name, members, fitting, limit), pg_options, parent)
     return result
