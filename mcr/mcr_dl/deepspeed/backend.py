@@ -27,7 +27,7 @@ from mcr_dl.base import launcher
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.groups import batches, default_group, making, objects, queries, torch_groups
 from mcr_dl.libraries.c10d import OURS
-from mcr_dl.runtime import state
+from mcr_dl.runtime import rendezvous, state
 from mcr_dl_autoload import _deepspeed
 
 _switches = import_module(TorchBackend.__module__)  # its attribute `torch` in deepspeed.comm is torch itself
@@ -100,7 +100,8 @@ class McrBackend(TorchBackend):  # type: ignore[misc]
     ) -> None:
         """Start the runtime if it is not running; DeepSpeed's engines then find LOCAL_RANK under any launcher."""
         del backend
-        launcher.export_local_rank(rank)
+        if not rendezvous.names_ranks(init_method):  # else the ranks of the host are known once they have met
+            launcher.export_local_rank(rank)
         if not state.is_initialized():
             default_group.init_process_group(
                 _deepspeed.backends(),

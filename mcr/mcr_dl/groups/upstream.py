@@ -16,7 +16,7 @@ import torch.distributed as torch_dist
 from mcr_dl.base import launcher
 from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError, NotInitializedError
 from mcr_dl.groups import queries
-from mcr_dl.runtime import state
+from mcr_dl.runtime import rendezvous, state
 
 _ENGINES = ("mcr_dl", "torch")
 _PORT = 29500  # torch's own
@@ -69,12 +69,13 @@ def init_distributed(
         if dist_init_required is False:
             message = f"dist_init_required=False: expected {module.__name__} to run already, but it does not"
             raise NotInitializedError(message)
-        if auto_mpi_discovery:
+        in_url = rendezvous.names_ranks(init_method)  # then the environment has no rank, or another job's
+        if auto_mpi_discovery and not in_url:
             launcher.export_local_rank(rank)
-        elif rank < 0 and not {"RANK", "WORLD_SIZE"} <= set(os.environ):
+        elif not auto_mpi_discovery and rank < 0 and not in_url and not {"RANK", "WORLD_SIZE"} <= set(os.environ):
             message = "auto_mpi_discovery=False: expected RANK and WORLD_SIZE, or rank and world_size, got none"
             raise InvalidArgumentError(message)
-        if engine == "torch" and auto_mpi_discovery and rank < 0:
+        if engine == "torch" and auto_mpi_discovery and rank < 0 and not in_url:
             _tell_torch(distributed_port, meet=init_method is None)
         module.init_process_group(
             dist_backend, init_method=init_method, timeout=timeout, rank=rank, world_size=world_size

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import TypeGuard
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import torch
 import torch.distributed as torch_dist
@@ -16,7 +17,12 @@ import torch.distributed as torch_dist
 from mcr_dl import _C
 from mcr_dl.base import launcher
 from mcr_dl.base.agreement import STORE_ERRORS
-from mcr_dl.base.errors import BackendUnavailableError, CollectiveTimeoutError, InvalidArgumentError
+from mcr_dl.base.errors import (
+    BackendUnavailableError,
+    CollectiveTimeoutError,
+    InvalidArgumentError,
+    InvalidTypeError,
+)
 from mcr_dl.libraries import registry
 
 # Stores by meeting point, kept until the process ends: other ranks may still read rank 0's, or come back to it.
@@ -128,15 +134,38 @@ def meet(launch: launcher.Launch, init_method: str | None, timeout: timedelta) -
 
 
 def names_ranks(url: str | None) -> TypeGuard[str]:
-    """Whether a rendezvous URL gives this process's rank: in its query, or by a handler that the program registered."""
+    """Whether a rendezvous URL gives this process's rank: in its query, or by a handler that the program registered.
+
+    Raises InvalidTypeError if it is no text.
+    """
+    if url is not None and not isinstance(url, str):
+        message = f"init_method: expected a URL as a text, got {url!r}"
+        raise InvalidTypeError(message)
     parts = urlsplit(url or "env://")
     return parts.scheme not in ("env", "tcp", "file") or "rank=" in parts.query or "world_size=" in parts.query
 
 
+def _require_rank(rank: int | str, size: int | str) -> None:
+    """Raise InvalidArgumentError unless the rank that a URL gives is one of the job's: it would wait for the others."""
+    if not all(re.fullmatch(r"-?[0-9]{1,18}", str(each)) for each in (rank, size)):
+        message = f"init_method: expected whole numbers as rank and world_size, got {rank!r} and {size!r}"
+        raise InvalidArgumentError(message)
+    if not 0 <= int(rank) < int(size):
+        message = f"init_method: expected a rank from 0 to {int(size) - 1}, got {rank}"
+        raise InvalidArgumentError(message)
+
+
 def meet_at(url: str, rank: int, world_size: int, timeout: timedelta) -> tuple[launcher.Launch, torch_dist.Store]:
-    """The launch and the store at such a URL; ``rank`` and ``world_size`` are the caller's, or -1."""
+    """The launch and the store at such a URL; ``rank`` and ``world_size`` are the caller's, or -1.
+
+    Raises InvalidArgumentError for a rank outside the job: before it connects, if the URL says so by itself.
+    """
+    stated = dict(parse_qsl(urlsplit(url).query))
+    if {"rank", "world_size"} <= stated.keys():
+        _require_rank(stated["rank"], stated["world_size"])
     with _named_timeouts(f"the ranks have not met at {url}"):
         store, rank, size = next(iter(torch_dist.rendezvous(url, rank, world_size, timeout=timeout)))
+    _require_rank(rank, size)
     store.set_timeout(timeout)
     _stores[url, rank, size] = store
     launch = launcher.stated(rank, size)
