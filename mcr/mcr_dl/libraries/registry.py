@@ -236,18 +236,34 @@ def parse_backends(backend: str | Iterable[str] | None) -> list[str]:
     InvalidTypeError that names the wrong part, and the variable if the names come from it.
     """
     source = "backend"
-    if backend in (None, c10d.OURS):
+    parts = _parts(backend, source)
+    if backend is None or _plain(parts) == [c10d.OURS]:
         source, backend = VARIABLE, os.environ.get(VARIABLE, "auto")
-    if backend == "auto":
+        parts = _parts(backend, source)
+    if _plain(parts) in (["auto"], [c10d.OURS]):
         return []
-    if not hasattr(backend, "__iter__"):
-        message = f"{source}: expected a name, a list of names or None, got {backend!r}"
-        raise InvalidTypeError(message)
-    parts = split_names(backend) if isinstance(backend, str) else list(backend)
     if not parts:
         message = f"{source}: expected at least one name, or 'auto' for all that can be used, got {backend!r}"
         raise InvalidArgumentError(message)
     return list(dict.fromkeys(_parse_name(part, source, backend) for part in parts))
+
+
+def _parts(backend: str | Iterable[str] | None, source: str) -> list[str]:
+    """The names in the argument, or in the variable, in their order and as they are spelled there."""
+    if backend is None:
+        return []
+    if isinstance(backend, (set, frozenset)):  # whose order differs between processes
+        message = f"{source}: expected names in order of preference, got the set {backend!r}"
+        raise InvalidTypeError(message)
+    if not hasattr(backend, "__iter__"):
+        message = f"{source}: expected a name, a list of names or None, got {backend!r}"
+        raise InvalidTypeError(message)
+    return split_names(backend) if isinstance(backend, str) else list(backend)
+
+
+def _plain(parts: list[str]) -> list[str]:
+    """The names without differences in spelling; empty texts for entries that are no texts."""
+    return [part.strip().lower() if isinstance(part, str) else "" for part in parts]
 
 
 def _parse_name(part: object, source: str, backend: object) -> str:
@@ -256,6 +272,9 @@ def _parse_name(part: object, source: str, backend: object) -> str:
         raise InvalidArgumentError(message)
     name = part.strip().lower()
     device, colon, rest = name.partition(":")
+    if (alone := rest or name) in ("auto", c10d.OURS):
+        message = f"{source}: expected {alone!r} alone, got {backend!r}"
+        raise InvalidArgumentError(message)
     if colon and device in ("cpu", "cuda"):
         return require_backend(rest, source)
     if colon and device.isidentifier() and device not in known_names():
@@ -329,8 +348,8 @@ def _nameable(backend: object) -> str:
     if not isinstance(backend, str):
         message = f"backend: expected one of {', '.join(known_names())}, auto, got {backend!r}"
         raise InvalidArgumentError(message)
-    if backend == "auto":
-        return backend
+    if _plain([backend]) == ["auto"]:
+        return "auto"
     candidate = require_candidate(backend, "backend")
     if candidate.codec:
         message = (

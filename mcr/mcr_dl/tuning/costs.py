@@ -9,7 +9,7 @@ from typing import Any
 
 from mcr_dl import _C
 from mcr_dl.base import agreement
-from mcr_dl.base.errors import McrError
+from mcr_dl.base.errors import InvalidTypeError, McrError
 from mcr_dl.runtime import changes, handles
 
 _SIZES = [1 << 12, 1 << 15, 1 << 18, 1 << 21, 1 << 24]  # bytes
@@ -21,6 +21,8 @@ _Task = tuple[str, str, str]
 
 def _tasks(codecs: Iterable[str]) -> list[_Task]:
     """Kind, element type and codec of the timed tasks."""
+    if isinstance(codecs, (str, set, frozenset)):  # the order of a set differs between processes
+        raise InvalidTypeError(f"codecs: expected a list of names, got {codecs!r}")
     plain = [("copy", "float32", ""), *(("combine", dtype, "") for dtype in _ELEMENT)]
     return plain + [(kind, "float32", codec) for codec in codecs for kind in ("encode", "decode")]
 
@@ -47,14 +49,16 @@ def cost_model(group: handles.Group = None, codecs: Iterable[str] = ()) -> _C.Co
     medians over the ranks. On each rank, candidates of one backend share a resource with the backend's name, and the
     host's tasks share one named ``thread``.
 
-    Raises InvalidArgumentError on all ranks if the codecs differ or one is unknown, and BackendUnavailableError if a
-    codec's library is missing on one of them.
+    Raises InvalidArgumentError on all ranks if the codecs differ or one is unknown, InvalidTypeError if they are a set,
+    whose order differs between processes, and BackendUnavailableError if a codec's library is missing on one of them.
     """
     where = handles.core_group(group)
-    tasks = _tasks(codecs)
-    mine: dict[str, Any] = {"tasks": [list(task) for task in tasks]}
+    tasks: list[_Task] = []
+    mine: dict[str, Any] = {}
     problem: Exception | None = None
     try:
+        tasks = _tasks(codecs)
+        mine["tasks"] = [list(task) for task in tasks]
         mine["times"] = [_times(task) for task in tasks]
     except McrError as error:  # as for a codec whose library only other ranks have
         problem = type(error)(f"cost_model: {error}")
