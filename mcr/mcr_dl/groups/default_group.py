@@ -117,11 +117,11 @@ def destroy_process_group(group: handles.Group = None) -> None:
         raise DesyncError(desync)
 
 
-def finalize(backends: Iterable[str] | None = None) -> None:
-    """End the named backends (None: all backends and the runtime). Source: MCR-DL paper, Listing 1."""
+def finalize(backends: str | Iterable[str] | None = None) -> None:
+    """End the named backends (None and "auto": all backends and the runtime). Source: MCR-DL paper, Listing 1."""
     watch.refuse_fork()
     current = state.current()
-    names = current.backends if backends is None else registry.parse_backends(backends)
+    names = (registry.parse_backends(backends) if backends is not None else []) or current.backends
     for name in names:
         if name not in current.backends:
             message = f"finalize: expected some of {', '.join(current.backends)}, got {name!r}"
