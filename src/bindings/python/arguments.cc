@@ -269,7 +269,11 @@ std::pair<at::Tensor, double> premul_factor(const c10d::ReduceOp& reduction) {
   const auto none = std::numeric_limits<double>::quiet_NaN();
   const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(reduction.supplement_.get());
   if (supplement == nullptr) return {at::Tensor(), none};
-  if (supplement->tensor_factor.defined()) return {supplement->tensor_factor, none};
+  const auto& factor = supplement->tensor_factor;
+  if (factor.defined() && factor.numel() != 1)
+    wrong(ErrorCode::InvalidArgument, "op", "PREMUL_SUM with a factor of one element",
+          std::to_string(factor.numel()) + " elements");
+  if (factor.defined()) return {factor, none};
   return {at::Tensor(), supplement->double_factor};
 }
 
