@@ -57,6 +57,10 @@ void check_memory(const at::Tensor& tensor, const char* parameter) {
     wrong(ErrorCode::InvalidArgument, parameter, "a storage of at least " + std::to_string(bytes) + " bytes",
           std::to_string(held) + " bytes (storage().resize_() has freed the tensor's memory)");
   }
+  if (tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() == nullptr) {
+    wrong(ErrorCode::InvalidType, parameter, "a tensor with memory of its own",
+          "one without, as inside torch.func.functionalize");
+  }
 }
 
 // Turns the Python error in flight into an Error, so that the call's name can be added to its text. Ctrl-C is passed on
