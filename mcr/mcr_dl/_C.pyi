@@ -15,6 +15,7 @@ class Operation:
 
     __name__: str
     __signature__: Any
+    def _check(self, *args: Any, **kwargs: Any) -> None: ...
 
 __all__ = ["broadcast", "all_reduce", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "barrier", "send", "recv", "bcast", "all_gather_into_tensor", "all_gather_single", "reduce_scatter_tensor", "reduce_scatter_single", "all_to_all_single", "gatherv", "scatterv", "all_gatherv", "all_to_allv", "reduce_scatterv", "isend", "irecv"]
 class Work:

@@ -65,6 +65,7 @@ class Operation:
 
     __name__: str
     __signature__: Any
+    def _check(self, *args: Any, **kwargs: Any) -> None: ...
 
 '''
 

@@ -18,6 +18,7 @@ from mcr_dl.runtime import handles
 
 _SENDS = (_C.isend, torch_dist.isend)
 _RECEIVES = (_C.irecv, torch_dist.irecv)
+_ARRAYS = ("__dlpack__", "__array_interface__")  # attributes, of which tensors and arrays have one
 
 
 class P2POp:
@@ -31,6 +32,8 @@ class P2POp:
         tag: number that matches a send with its receive.
         group_peer: the peer's rank in the group; give this or peer.
         backend: as for isend.
+
+    Raises InvalidTypeError and InvalidArgumentError for a wrong argument; batch_isend_irecv checks the tensor's memory.
     """
 
     def __init__(
@@ -50,6 +53,9 @@ class P2POp:
         if (peer is None) == (group_peer is None):
             message = f"peer and group_peer: expected one of the two, got peer={peer}, group_peer={group_peer}"
             raise InvalidArgumentError(message)
+        if not any(hasattr(tensor, name) for name in _ARRAYS):
+            message = f"tensor: expected a torch.Tensor, a NumPy array or a DLPack object, got {type(tensor).__name__}"
+            raise InvalidTypeError(message)
         members = None if handles.not_a_member(group) else handles.core_group(group)
         self.op = _C.isend if op in _SENDS else _C.irecv
         self.tensor = tensor
@@ -57,10 +63,14 @@ class P2POp:
         self.tag = tag
         self.backend = backend
         if members is not None and group_peer is not None:
-            peer = queries.get_global_rank(members, group_peer)
-        elif members is not None:
-            group_peer = members._group_rank(peer)  # type: ignore[arg-type]
+            peer = queries.global_rank_of(members, "group_peer", group_peer)
+        elif members is not None and peer is not None:
+            group_peer = queries.group_rank_of(members, "peer", peer)
         self.peer, self.group_peer = peer, group_peer
+
+    def _check(self) -> None:
+        """Raise what ``start`` would raise for wrong arguments, but for those that only the library refuses."""
+        self.op._check(self.tensor, self.peer, self.group, self.tag, backend=self.backend)  # type: ignore[attr-defined]
 
     def start(self) -> _C.Work:
         """Issue the operation."""
@@ -73,9 +83,14 @@ class P2POp:
 def batch_isend_irecv(p2p_op_list: Sequence[Any]) -> list[_C.Work]:
     """Start all sends and receives of the list and return their works, in the order of the list.
 
-    Raises InvalidTypeError if an entry is not a P2POp. Source: torch.distributed.batch_isend_irecv.
+    Entries for groups that this rank does not belong to are left out, with a warning. Raises InvalidTypeError if an
+    entry is not a P2POp, and as isend and irecv do; a wrong argument before any entry has started. Source:
+    torch.distributed.batch_isend_irecv.
     """
-    operations = [_own(entry, position) for position, entry in enumerate(p2p_op_list)]
+    entries = [_own(entry, position) for position, entry in enumerate(p2p_op_list)]
+    operations = [entry for entry in entries if not handles.left_out(entry.group, entry.op.__name__)]
+    for operation in operations:
+        operation._check()
     with _batch():
         return [operation.start() for operation in operations]
 
@@ -136,13 +151,16 @@ def coalescing_manager(
         message = "coalescing managers cannot be nested"
         raise InvalidArgumentError(message)
     manager = CoalescingManager()
+    works = manager.works
     _active.manager = manager
-    _C.set_coalescing(manager.works, where)
+    _C.set_coalescing(works, where)
     try:
         with _batch():
             yield manager
     finally:
         _C.set_coalescing(None, None)
         _active.manager = None
+        if manager.works is not works:  # the program has put another list there
+            manager.works = [*works, *manager.works]
     if not async_ops:
         manager.wait()

@@ -20,7 +20,7 @@
 #include "bindings/python/tensors.h"
 #include "bindings/python/work.h"
 #include "bindings/torch/named_backend.h"
-#include "engine/stream_call.h"
+#include "engine/validate.h"
 #include "runtime/registry.h"
 
 namespace mcr::python {
@@ -38,7 +38,6 @@ struct World {
 World& default_world = immortal<World>();
 [[gnu::tls_model("initial-exec")]] constinit thread_local PyObject* coalescing = nullptr;
 constinit thread_local const Group* coalescing_group = nullptr;
-thread_local std::unique_ptr<Batch> batch;
 
 // Turns the arguments of one call into a Call and a Plan.
 class Binder {
@@ -61,7 +60,7 @@ class Binder {
     call_.op = signature_.op;
     PyObject* flag = slot(signature_.async_op);
     asynchronous_ = signature_.starts || (flag != nullptr && truth(flag, "async_op"));
-    try {
+    with_name([&] {
       find_backend();
       find_root();
       for (const auto& [index, always] : signature_.rest) {
@@ -69,12 +68,13 @@ class Binder {
         if (always || value != nullptr) take(signature_.params[index], value);
       }
       finish();
-    } catch (const Error& error) {
-      const auto backend = chosen_ == nullptr ? group_->any_backend() : chosen_->name;
-      throw Error(error.code(),
-                  describe(std::string(backend), signature_.name, *group_->label()) + ": " + error.what());
-    }
+    });
     return true;
+  }
+
+  // After bind(), instead of issue(): the rest of the checks of the core.
+  void check() {
+    with_name([&] { validate(call_, plan_, group_->rank(), group_->size()); });
   }
 
   PyObject* issue() {
@@ -94,6 +94,18 @@ class Binder {
   }
 
  private:
+  // Adds the call to the text of an error.
+  template <class Step>
+  void with_name(const Step& step) {
+    try {
+      step();
+    } catch (const Error& error) {
+      const auto backend = chosen_ == nullptr ? group_->any_backend() : chosen_->name;
+      throw Error(error.code(),
+                  describe(std::string(backend), signature_.name, *group_->label()) + ": " + error.what());
+    }
+  }
+
   const char* name(std::size_t i) const { return signature_.params[i].text; }
   PyObject* slot(std::size_t i) const { return i < signature_.params.size() ? slots_[i] : nullptr; }
 
@@ -384,6 +396,21 @@ PyObject* call_operation(PyObject* self, PyObject* const* args, std::size_t narg
   }
 }
 
+// Raises what the call with these arguments would raise, but for faults that only its backend finds. Sends nothing.
+PyObject* check_operation(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
+  const auto& signature = *reinterpret_cast<Operation*>(self)->signature;
+  std::array<PyObject*, kMaxParams> slots{};
+  try {
+    arrange(signature, args, count, kwnames, slots.data());
+    Binder binder(signature, slots.data());
+    if (binder.bind()) binder.check();
+    Py_RETURN_NONE;
+  } catch (...) {
+    set_error();
+    return nullptr;
+  }
+}
+
 PyObject* name_of(PyObject* self, void*) {
   return PyUnicode_FromString(reinterpret_cast<Operation*>(self)->signature->name.c_str());
 }
@@ -411,7 +438,12 @@ PyGetSetDef getters[] = {
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
-PyMethodDef methods[] = {{"__reduce__", reduce_operation, METH_NOARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
+PyMethodDef methods[] = {
+    {"__reduce__", reduce_operation, METH_NOARGS, nullptr},
+    {"_check", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(check_operation)),
+     METH_FASTCALL | METH_KEYWORDS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
 
 PyType_Slot type_slots[] = {
     {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
@@ -439,46 +471,9 @@ void set_world(std::shared_ptr<Group> group) {
 const std::shared_ptr<Group>& world() { return default_world.group; }
 
 void set_coalescing(PyObject* list, const Group* group) {
-  coalescing = list;
+  Py_XINCREF(list);
+  Py_XDECREF(std::exchange(coalescing, list));
   coalescing_group = group;
-}
-
-std::vector<at::Tensor> KeptTensors::results() const {
-  const std::lock_guard lock(mutex_);
-  std::vector<at::Tensor> found(all_.begin(), all_.begin() + results_);
-  for (const auto& one : left_) {
-    if (auto tensor = one.lock()) found.emplace_back(std::move(tensor));
-  }
-  return found;
-}
-
-KeptTensors::~KeptTensors() { release(); }
-
-void KeptTensors::release() {
-  TensorList given_up;
-  {
-    const std::lock_guard lock(mutex_);
-    for (std::size_t i = 0; i < results_; ++i) left_.emplace_back(all_[i].getIntrusivePtr());
-    results_ = 0;
-    given_up.swap(all_);
-  }
-  // Without the lock, as freeing may run the allocator's code.
-  const WhilePythonLives lives;
-  if (!lives) static_cast<void>(immortal<TensorList>(std::move(given_up)));
-  given_up.clear();
-}
-
-void begin_batch() { batch = std::make_unique<Batch>(); }
-
-void end_batch() {
-  if (const auto ended = std::move(batch)) ended->end();
-}
-
-void check_signals() {
-  const WhilePythonLives lives;
-  if (!lives) return;
-  const Locked locked;
-  if (PyErr_CheckSignals() != 0) throw ErrorAlreadySet{};
 }
 
 void add_operations(PyObject* module) {

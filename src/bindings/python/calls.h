@@ -51,7 +51,7 @@ void set_world(std::shared_ptr<Group> group);
 const std::shared_ptr<Group>& world();
 
 /// While set, this thread's all_reduces, all_gathers and reduce_scatters of one tensor in the group are started instead
-/// of done, and the Works of these and of its asynchronous calls are appended to the list (borrowed).
+/// of done, and the Works of these and of its asynchronous calls are appended to the list.
 void set_coalescing(PyObject* list, const Group* group);
 
 /// Makes this thread's asynchronous calls start together at the end of the batch, if their libraries need that.
