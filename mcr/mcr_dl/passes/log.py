@@ -14,13 +14,13 @@ from mcr_dl.records import log, printer
 _MOST = 1 << 26  # largest capacity of a log
 
 
-def op_of(name: str) -> str:
+def op_of(name: str, source: str = "ops") -> str:
     """The operation behind any of its public names; InvalidArgumentError lists the names if there is no such name."""
     for row in _C.signatures():
         if row["name"] == name:
             return str(row["op"])
     known = ", ".join(row["name"] for row in _C.signatures())
-    message = f"ops: expected some of {known}, got {name!r}"
+    message = f"{source}: expected some of {known}, got {name!r}"
     raise InvalidArgumentError(message)
 
 

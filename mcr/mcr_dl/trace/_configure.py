@@ -11,7 +11,7 @@ from typing import Any
 from mcr_dl import _C
 from mcr_dl.base import documents
 from mcr_dl.base.errors import InvalidArgumentError
-from mcr_dl.passes.log import Log
+from mcr_dl.passes.log import Log, op_of
 from mcr_dl.records import printer
 from mcr_dl.runtime import state
 
@@ -39,7 +39,10 @@ def _checked(name: str, value: Any) -> Any:
         if isinstance(value, str) or not isinstance(value, Iterable):
             message = f"configure: prof_ops: expected a list of operations, got {value!r}"
             raise InvalidArgumentError(message)
-        return tuple(value)
+        names = tuple(value)
+        for each in names:  # also where prof_all is on: a later call may turn it off
+            op_of(each, "configure: prof_ops")
+        return names
     if not isinstance(value, bool):
         message = f"configure: {name}: expected True or False, got {value!r}"
         raise InvalidArgumentError(message)
@@ -167,7 +170,8 @@ def configure(
         config: a dict ``{"comms_logger": {...}}`` or ``{"enabled": ..., ...}``, a JSON file with one of them (a
             DeepSpeed configuration), or DeepSpeed's config object.
         enabled: whether calls are recorded.
-        prof_all: record all operations (the default); False: those in ``prof_ops``, by any of their public names.
+        prof_all: record all operations (the default); False: those in ``prof_ops``.
+        prof_ops: the operations to record where ``prof_all`` is False, by any of their public names.
         verbose: print a line for each call within a second of its end, on rank 0, to standard error.
         debug: record and show the name of the Python function that made the call.
 
