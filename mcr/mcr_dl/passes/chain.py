@@ -58,6 +58,7 @@ class _Registered:
         return _C.PythonPass(self.handler, self.name, group)
 
 
+SCHEDULE = "schedule"  # the name of the passes of schedulers, of which a group has one at most
 _builtin: dict[str, type[Any]] = {kind.name: kind for kind in (Log, Fuse, Compress)}
 _registered: dict[str, _Registered] = {}
 
@@ -79,8 +80,8 @@ def register_pass(handler: Any, name: str | None = None) -> Any:
         message = f"register_pass: expected an object with a method handle(call), got {handler!r}"
         raise InvalidTypeError(message)
     known = name or getattr(handler, "name", None) or type(handler).__name__.lower()
-    if not isinstance(known, str) or known in _builtin:
-        message = f"register_pass: expected a name other than {', '.join(_builtin)}, got {known!r}"
+    if not isinstance(known, str) or known in (*_builtin, SCHEDULE):
+        message = f"register_pass: expected a name other than {', '.join([*_builtin, SCHEDULE])}, got {known!r}"
         raise InvalidArgumentError(message)
     _registered[known] = _Registered(known, handler)
     return handler
@@ -225,7 +226,6 @@ def with_log(specifications: list[Specification]) -> list[Specification]:
     return specifications if any(each.name == Log.name for each in specifications) else [Log(), *specifications]
 
 
-SCHEDULE = "schedule"  # the name of the passes of schedulers, of which a group has one at most
 _schedulers: dict[str, Callable[[], Specification]] = {}
 
 
