@@ -75,5 +75,7 @@ def _note() -> None:
 
 def uncaught() -> BaseException | None:
     """The exception that ends this process, if there is one."""
-    error: BaseException | None = getattr(sys, "last_value", None)
+    # An interactive session goes on after an exception, and keeps the last one until it ends.
+    interactive = hasattr(sys, "ps1") or sys.flags.interactive
+    error: BaseException | None = None if interactive else getattr(sys, "last_value", None)
     return _raised if error is None else error
