@@ -198,7 +198,11 @@ OTHERS = (
         "`mcr-bench`, `mcr-tune` and `python -m mcr_dl.testing` set it to `1` for their ranks, unless set already",
     ),
     ("`XDG_CACHE_HOME`", "the folder of the cache with the tuning tables; default `~/.cache`"),
-    ("`OPAL_PREFIX`, `PMI_*`, `PMIX_*`", "set while MCR-DL starts MPI without an MPI launcher"),
+    (
+        "`OPAL_PREFIX`, `PMI_*`, `PMIX_*`, `MPIR_CVAR_PMI_VERSION`",
+        "set while MCR-DL starts MPI without an MPI launcher",
+    ),
+    ("`LD_LIBRARY_PATH`", "the loader's: the folders in which MCR-DL looks first for an MPI library of the system"),
     (
         "`NCCL_MULTI_RANK_GPU_ENABLE`, `NCCL_HOSTID`",
         "NCCL's; `mcr-bench` and `mcr-tune` set one of them where ranks share a GPU, unless set already",
