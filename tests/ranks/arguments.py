@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments that are wrong on one rank alone: later calls work. And options that all ranks give."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+
+import mcr_dl
+from mcr_dl import CollectiveTimeoutError, InvalidArgumentError
+from mcr_dl.runtime import state
+from mcr_dl.testing.expect import expect
+from ranks import errors, session
+
+
+def _sums(group: Any) -> None:
+    """A call of all members of the group."""
+    tensor = torch.ones(3)
+    mcr_dl.all_reduce(tensor, group=group)
+    assert tensor.tolist() == [float(mcr_dl.get_world_size(group))] * 3
+
+
+def local_groups() -> None:
+    """Rank 0 makes a wrong call where rank 1 waits for it; the next group of these ranks has one name on both."""
+    session.start()
+    everyone = [0, 1]
+    if mcr_dl.get_rank() == 0:
+        wrong = (
+            lambda: mcr_dl.new_group(everyone, timeout=0, use_local_synchronization=True),
+            lambda: mcr_dl.new_group(everyone, group_desc="\0", use_local_synchronization=True),
+        )
+        for call in wrong:
+            expect(InvalidArgumentError, call)
+    else:
+        for _ in range(2):
+            expect(
+                CollectiveTimeoutError,
+                lambda: mcr_dl.new_group(everyone, timeout=0.3, use_local_synchronization=True),
+                "rank 0 did not come",
+            )
+    made = mcr_dl.new_group(everyone, timeout=30, use_local_synchronization=True)
+    _sums(made)
+    mcr_dl.destroy_process_group(made)
+
+
+def subgroups() -> None:
+    """Functions for subgroups that raise on one rank alone, or that only a group's members call (for three ranks)."""
+    session.start()
+    me = mcr_dl.get_rank()
+    if me == 0:
+        expect(InvalidArgumentError, lambda: mcr_dl.new_subgroups_by_enumeration([[0, 1], [1]]), "each rank once")
+        expect(InvalidArgumentError, lambda: mcr_dl.new_subgroups(2), "divisor")
+    else:
+        mine, everyone = mcr_dl.new_subgroups_by_enumeration([[0], [1], [2]])
+        assert mcr_dl.get_process_group_ranks(mine) == [me]
+        assert len(everyone) == 3
+        mcr_dl.new_subgroups(1)
+    _sums(mcr_dl.new_group())
+    pair = mcr_dl.new_group([0, 1])
+    if me < 2:
+        mine, everyone = mcr_dl.new_subgroups(1, group=pair)
+        assert mcr_dl.get_process_group_ranks(mine) == [me]
+        assert len(everyone) == 2
+        both, _ = mcr_dl.new_subgroups(2, group=pair, group_desc="both")
+        split = mcr_dl.split_group(pair, [[0, 1]], group_desc="both")
+        for group in (both, split):
+            _sums(group)
+        assert both.group_desc != split.group_desc  # type: ignore[union-attr]
+    else:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert mcr_dl.new_subgroups(1, group=pair) == (None, [])
+        assert "new_subgroups on a rank which does not belong" in str(caught[0].message)
+    _sums(mcr_dl.new_group())
+    part = mcr_dl.split_group(None, np.array([[0, 2]]))  # type: ignore[arg-type]
+    assert (part is None) == (me == 1)
+
+
+def monitored_barrier() -> None:
+    """A wrong timeout on one rank counts there; the next barrier that passes deletes the keys of all before it."""
+    session.start()
+    where = f"monitored_barrier/0/{state.current().groups['default'].name()}"
+    for _ in range(2):
+        if mcr_dl.get_rank() == 0:
+            expect(InvalidArgumentError, lambda: mcr_dl.monitored_barrier(timeout=0), "timeout")
+        else:
+            expect(CollectiveTimeoutError, lambda: mcr_dl.monitored_barrier(timeout=0.3), "ranks 0 did not come")
+    store, number = state.current().store, state.current().counters["default"]
+    store.set(f"{where}/{number}/1", "here")  # as of a barrier that only rank 1 has reached
+    mcr_dl.barrier()
+    for _ in range(2):
+        mcr_dl.monitored_barrier()
+    mcr_dl.barrier()
+    assert not any(store.check([f"{where}/{each}/{key}"]) for each in range(number + 2) for key in (0, 1, "missing"))
+
+
+def options() -> None:
+    """The new group of shrink() has the backends in mcr_dl's options, as that of new_group()."""
+    session.start()
+    chosen = mcr_dl.Options(backends=["gloo"])
+    made = mcr_dl.shrink(pg_options=chosen)
+    assert mcr_dl.get_backends(made) == mcr_dl.get_backends(mcr_dl.new_group(pg_options=chosen)) == ["gloo"]
+    other = mcr_dl.shrink(backend=["shm", "gloo"], pg_options=chosen)
+    assert mcr_dl.get_backends(other) == ["shm", "gloo"]
+    for group in (made, other):
+        _sums(group)
+
+
+def batches(backend: str) -> None:
+    """A batch with a wrong entry sends and receives nothing; entries of groups of other ranks are left out."""
+    session.start()
+    me, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
+    after, before = (me + 1) % size, (me - 1) % size
+    mine, theirs = torch.full((2,), float(me)), torch.full((2,), -1.0)
+
+    def receive() -> mcr_dl.P2POp:
+        return mcr_dl.P2POp(mcr_dl.irecv, theirs, before, backend=backend)
+
+    wrong = (
+        mcr_dl.P2POp(mcr_dl.isend, torch.ones(4)[::2], after, backend=backend),
+        mcr_dl.P2POp(mcr_dl.isend, mine, after, tag=-1, backend=backend),
+        mcr_dl.P2POp(mcr_dl.isend, mine, me, backend=backend),
+        mcr_dl.P2POp(mcr_dl.isend, mine, after, backend="nothing"),
+        mcr_dl.P2POp(mcr_dl.isend, torch.ones(2).to_sparse(), after, backend=backend),
+    )
+    for entry in wrong if me == 0 else ():
+        text = str(expect(InvalidArgumentError, lambda entry=entry: mcr_dl.batch_isend_irecv([receive(), entry])))
+        assert f".isend (group 'default', rank 0 of {size}): " in text, text
+    outside = mcr_dl.P2POp(mcr_dl.isend, mine, after, mcr_dl.GroupMember.NON_GROUP_MEMBER)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        works = mcr_dl.batch_isend_irecv(
+            [receive(), outside, mcr_dl.P2POp(mcr_dl.isend, mine, after, backend=backend)]
+        )
+    assert "isend on a rank which does not belong" in str(caught[0].message)
+    assert len(works) == 2
+    for work in works:
+        work.wait()
+    assert theirs.tolist() == [float(before)] * 2
+    errors.good_call(backend)
+
+
+def replaced_works(backend: str) -> None:
+    """A program that replaces a coalescing manager's list does not lose the works of the block."""
+    session.start()
+    size = mcr_dl.get_world_size()
+    tensors = [torch.full((3,), float(index)) for index in range(50)]
+    with mcr_dl._coalescing_manager() as manager:
+        manager.works = []
+        for tensor in tensors:
+            mcr_dl.all_reduce(tensor, backend=backend)
+    assert len(manager.works) == len(tensors)
+    assert [tensor.tolist() for tensor in tensors] == [[float(index * size)] * 3 for index in range(50)]
