@@ -48,6 +48,7 @@ ON_RANKS: dict[str, tuple[Callable[..., None], int]] = {  # function, ranks
     "coalescing": (torch_backend.coalescing, 3),
     "blocks of threads": (torch_backend.blocks_of_threads, 2),
     "left blocks": (torch_groups.left_blocks, 2),
+    "blocks that an exception leaves": (torch_groups.blocks_that_an_exception_leaves, 2),
     "coalesced forms": (torch_backend.coalesced_forms, 3),
     "batches": (torch_backend.batches, 3),
     "broken batches": (torch_backend.broken_batches, 2),

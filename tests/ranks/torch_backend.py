@@ -153,6 +153,9 @@ def broken_batches() -> None:
     right = [dist.P2POp(dist.isend, mine, peer), dist.P2POp(dist.irecv, theirs, peer)]
     for _ in range(2):
         expect(InvalidArgumentError, lambda: dist.batch_isend_irecv(wrong), "send", "contiguous")
+        tensor = _mine()
+        dist.all_reduce(tensor)
+        assert torch.equal(tensor, _sum())
         large = torch.full((1 << 22,), float(me))
         dist.broadcast(large, 1)
         assert bool((large == 1).all())

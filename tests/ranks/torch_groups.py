@@ -331,3 +331,31 @@ def left_blocks() -> None:
     while any(each() is not None for each in references):
         assert time.monotonic() < deadline, "the tensors are still there"
         time.sleep(0.01)
+
+
+def blocks_that_an_exception_leaves() -> None:
+    """Calls after a block that an exception has left, or that could not begin, do all their work before they return."""
+    session.start()
+    group = dist.distributed_c10d._get_default_group()
+    me, size = dist.get_rank(), dist.get_world_size()
+
+    def leave(device: torch.device | None) -> None:
+        with dist._coalescing_manager(group, device):
+            dist.broadcast(torch.full((1 << 20,), float(me)), 0)
+            raise ZeroDivisionError("in the program")
+
+    for device, error in ((None, ZeroDivisionError), (CPU, ZeroDivisionError), (torch.device("meta"), RuntimeError)):
+        expect(error, lambda device=device: leave(device))
+        _works()
+        large = torch.full((1 << 22,), float(me))
+        dist.broadcast(large, 1)
+        assert bool((large == 1).all())
+        gathered = torch.empty(3 * size)
+        dist.all_gather_into_tensor(gathered, torch.full((3,), float(me)))
+        assert gathered.tolist() == [float(rank) for rank in range(size) for _ in range(3)]
+    tensor = torch.ones(3)
+    with dist._coalescing_manager(group, CPU, async_ops=True) as outer:  # an inner block that cannot begin
+        dist.all_reduce(tensor)
+        expect(ValueError, lambda: dist._coalescing_manager(group, CPU).__enter__(), "non-empty op list")
+    outer.wait()
+    assert tensor.tolist() == [float(size)] * 3

@@ -7,7 +7,7 @@ import functools
 import hashlib
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -182,12 +182,54 @@ def _notice_joins() -> None:
     Join.__init__ = notice  # type: ignore[assignment, method-assign]
 
 
+def _end_left_blocks() -> None:
+    """Have torch's coalescing manager end its block on a group of mcr_dl if an exception leaves it.
+
+    torch would go on as if the block had not ended: it would only record later calls, or not wait for them.
+    """
+    names = torch_dist.distributed_c10d
+    make = getattr(names, "_coalescing_manager", None)
+    if make is None or hasattr(make, "mcr_dl_ends_left_blocks"):
+        return
+
+    @functools.wraps(make)
+    @contextmanager
+    def manage(
+        group: torch_dist.ProcessGroup | None = None, device: torch.device | None = None, async_ops: bool = False
+    ) -> Iterator[Any]:
+        members = group or torch_dist.group.WORLD
+        around, begun = members in _recorded(), False  # around: a block of the group around this one
+        try:
+            with make(group, device, async_ops) as manager:
+                begun = True
+                yield manager
+        except BaseException:
+            if members is not None and (begun or not around) and _C.group_of(members) is not None:
+                _recorded().pop(members, None)
+                if begun and device is not None:
+                    with suppress(Exception):  # such as that the block has ended; the program gets the first error
+                        members._end_coalescing(device)
+            raise
+
+    manage.mcr_dl_ends_left_blocks = True  # type: ignore[attr-defined]
+    for module in (names, torch_dist):
+        if getattr(module, "_coalescing_manager", None) is make:
+            module._coalescing_manager = manage
+
+
+def _recorded() -> dict[Any, Any]:
+    """The calls that torch has recorded in blocks, by group."""
+    found = getattr(torch_dist.distributed_c10d._world, "pg_coalesce_state", None)
+    return {} if found is None else found
+
+
 # ---- called by torch
 
 
 def create(options: Any, backend_options: Any) -> Any:
     """Make the backend of a process group that torch is making (torch.distributed.Backend.register_backend)."""
     _notice_joins()
+    _end_left_blocks()
     wanted = _named(backend_options)
     group = _expected if _expected is not None else _group_for(options, wanted, backend_options)
     return _C.TorchBackend(group, wanted)
@@ -208,7 +250,7 @@ def _group_for(options: Any, wanted: list[str], pg_options: Any) -> _C.Group:
     ranks = list(options.global_ranks_in_group)  # empty: torch's default group
     everyone = not ranks or len(ranks) == torch_dist.get_world_size()
     if not state.is_initialized():
-        if not everyone:
+        if ranks and ranks != list(range(torch_dist.get_world_size())):
             message = (
                 "mcr starts on all ranks together: make a process group of all ranks with the backend 'mcr' first, or "
                 f"call mcr_dl.init_process_group(); got the ranks {ranks}"
