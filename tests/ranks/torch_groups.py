@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import ErrorType
 
 import mcr_dl
 from mcr_dl import _C, InvalidArgumentError, InvalidTypeError, NotInitializedError
+from mcr_dl.groups import torch_groups
 from mcr_dl.runtime import state
 from mcr_dl.testing.expect import expect
 from ranks import session
@@ -233,6 +234,10 @@ def late_start() -> None:
             expect(NotInitializedError, lambda: dist.new_group([0, 1], backend="mcr"), "all ranks", "[0, 1]")
         else:  # torch never requests that
             assert dist.new_group([0, 1], backend="mcr") == dist.GroupMember.NON_GROUP_MEMBER
+        if torch_groups.ANY_ORDER:  # ranks of mcr_dl that are not torch's
+            turned = [2, 1, 0]
+            words = "increasing order", "[2, 1, 0]"
+            expect(NotInitializedError, lambda: dist.new_group(turned, backend="mcr", sort_ranks=False), *words)
         dist.barrier()
         everyone = dist.new_group(backend="mcr")
         _works(everyone)

@@ -248,12 +248,11 @@ def _chosen(options: Any) -> list[str]:
 
 def _group_for(options: Any, wanted: list[str], pg_options: Any) -> _C.Group:
     ranks = list(options.global_ranks_in_group)  # empty: torch's default group
-    everyone = not ranks or len(ranks) == torch_dist.get_world_size()
     if not state.is_initialized():
         if ranks and ranks != list(range(torch_dist.get_world_size())):
             message = (
-                "mcr starts on all ranks together: make a process group of all ranks with the backend 'mcr' first, or "
-                f"call mcr_dl.init_process_group(); got the ranks {ranks}"
+                "mcr starts on all ranks together: make a process group of all ranks, in increasing order, with the "
+                f"backend 'mcr' first, or call mcr_dl.init_process_group(); got the ranks {ranks}"
             )
             raise NotInitializedError(message)
         lifecycle.start(
