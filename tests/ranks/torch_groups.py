@@ -125,6 +125,10 @@ def splitting() -> None:
         assert tensor.tolist() == [2, 2]
         named = world.split_group([1, 2], opts=mcr_dl.Options(backends=["gloo"]))
         assert _C.group_of(named).backends == ["gloo"]
+        before = len(state.current().groups)
+        mcr_dl.destroy_process_group(part)
+        assert len(state.current().groups) == before - 1
+        expect(NotInitializedError, lambda: part.allreduce([torch.ones(1)]), "destroyed")
         wrong = mcr_dl.Options(backends=["gloo", "hier(shm,gloo)"])
         expect(InvalidArgumentError, lambda: world.split_group([1, 2], opts=wrong), "two dimensions")
     options = copy.deepcopy(world._get_backend(torch.device("cpu")).options)  # as torch's function split_group
@@ -245,6 +249,8 @@ def late_start() -> None:
         pair = dist.new_group([1, 2], backend="mcr")
         if dist.get_rank() > 0:
             _works(pair)
+        part = everyone.split_group([0, 1, 2])  # which torch does not register
+        mcr_dl.barrier(group=part)
         mcr_dl.destroy_process_group()
         assert dist.is_initialized()  # torch's default group is its own
         assert not mcr_dl.is_initialized()

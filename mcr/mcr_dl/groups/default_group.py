@@ -102,15 +102,17 @@ def destroy_process_group(group: handles.Group = None) -> None:
     state.run_endings(None if everything else where.name())
     desync = watch.compare_last() if everything else ""
     ending = reversed(list(state.current().groups.values())) if everything else [where]
-    published = [_C.handle_of(each) for each in ending]
+    published = [(each, _C.handle_of(each)) for each in ending]
     default = everything and torch_groups.is_torch_default(where)
     if desync:
         core_groups.abandon()  # pending operations may never complete
     if default:
         torch_dist.destroy_process_group()  # ends the groups of mcr_dl behind torch's
-    for handle in [] if default else published:
-        if isinstance(handle, torch_dist.ProcessGroup):
+    for each, handle in [] if default else published:
+        if torch_groups.is_registered(handle):
             torch_dist.destroy_process_group(handle)
+        elif not everything:
+            torch_groups.on_shutdown(each)
     if everything and state.is_initialized():
         lifecycle.end()
     if desync:

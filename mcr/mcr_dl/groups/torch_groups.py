@@ -137,6 +137,12 @@ def world() -> torch_dist.ProcessGroup | None:
     return default if default is not None and _C.group_of(default) is group else _C.handle_of(group)
 
 
+def is_registered(handle: object) -> bool:
+    """Whether torch can destroy the process group: torch does not register parts from ``ProcessGroup.split_group``."""
+    registered = getattr(torch_dist.distributed_c10d._world, "pg_map", None)
+    return isinstance(handle, torch_dist.ProcessGroup) and (registered is None or handle in registered)
+
+
 def is_torch_default(group: _C.Group) -> bool:
     """Whether the group is behind torch's default process group."""
     default = torch_dist.group.WORLD
