@@ -28,6 +28,11 @@ def test_given(pools: Pools) -> None:
     assert answers == [((2, 2), ("a", "b"), lines[rank]) for rank in range(4)]
 
 
+def test_made_by_torch(pools: Pools) -> None:
+    """The groups of dimensions are torch's process groups, and have the form of the group that they belong to."""
+    pools.get("processes", 4).run(topology.made_by_torch, limit=120)
+
+
 def test_wrong_files(pools: Pools) -> None:
     """Three ranks do not form a 2x2 grid; files that differ are an error on all ranks."""
     pools.get("processes", 3).run(topology.wrong_files, limit=120)

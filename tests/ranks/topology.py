@@ -91,6 +91,36 @@ def given() -> tuple[Any, ...]:
     return topology.shape, topology.names, sums
 
 
+def made_by_torch() -> None:
+    """torch starts the runtime and makes groups: each dimension's group works through torch, and ends."""
+    session.stop()
+    with _file(json.dumps(document(2, 2))):
+        torch_dist.init_process_group("mcr", pg_options=mcr_dl.Options(uniform=False))
+        groups = [torch_dist.group.WORLD, torch_dist.new_group(), mcr_dl.new_group()]
+        groups.append(mcr_dl.split_group(groups[0], [list(range(4))]))
+        for group, any_form in zip(groups, (True, False, False, True), strict=True):
+            topology = mcr_dl.topology(group)
+            if torch_dist.get_rank() == 0:  # makes the process group before the other ranks
+                topology.group("b")
+            torch_dist.barrier()
+            for name in ("a", "b"):
+                line = topology.group(name)
+                assert isinstance(line, torch_dist.ProcessGroup)
+                assert topology.group(name) is line
+                assert mcr_dl._C.group_of(line)._any_form is any_form
+                tensor = torch.full((3,), float(torch_dist.get_rank()))
+                torch_dist.all_reduce(tensor, group=line)
+                assert tensor.tolist() == [float(sum(topology.ranks(name)))] * 3
+        before = len(state.current().groups)
+        mcr_dl.destroy_process_group(line)
+        assert len(state.current().groups) == before - 1
+        expect(mcr_dl.NotInitializedError, lambda: line.allreduce([torch.ones(1)]), "destroyed")
+        torch_dist.destroy_process_group(groups[1])
+        assert len(state.current().groups) == before - 4
+        torch_dist.destroy_process_group()
+        assert not mcr_dl.is_initialized()
+
+
 def wrong_files() -> None:
     """Files without a valid topology for these ranks, or that differ: one error on all ranks, then a good start."""
     session.stop()

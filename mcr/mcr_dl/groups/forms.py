@@ -11,6 +11,7 @@ from mcr_dl import _C
 from mcr_dl.base import agreement
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.libraries import registry
+from mcr_dl.runtime import state
 
 
 def named(backend: str | Iterable[str] | None, pg_options: Any) -> list[str]:
@@ -41,3 +42,10 @@ def uniform(wishes: list[Any]) -> bool:
         wanted.append(value["variable"] != "0" if value["asked"] is None else bool(value["asked"]))
     agreement.require_equal("uniform (of mcr_dl.Options, or MCR_DL_UNIFORM)", wanted)
     return wanted[0]
+
+
+def apply(group: _C.Group, uniform: bool) -> None:
+    """Give the form to a new group, and to the groups of its dimensions, whose members are among those who agreed."""
+    held = state.current().topologies.get(group.name())
+    for each in [group, *([] if held is None else held.owned)]:
+        each._set_any_form(not uniform)

@@ -367,7 +367,7 @@ class Forming:
         except InvalidArgumentError as error:
             return str(error)
         if made is not None:
-            made._set_any_form(not uniform)
+            forms.apply(made, uniform)
         return ""
 
     def _names(self) -> list[str]:

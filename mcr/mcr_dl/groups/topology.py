@@ -83,7 +83,7 @@ class Topology:
                     )
                 raise InvalidArgumentError(f"topology: expected a dimension with a group, got {name!r}, which {reason}")
             found = self._of
-        return _C.handle_of(found)
+        return torch_groups.handle_made_alone(found)
 
     def __repr__(self) -> str:
         """The shape and this rank's coordinates."""
@@ -173,7 +173,7 @@ def _make_line(members: _C.Group, held: dimensions.Held, index: int, turn: int) 
     """Make and publish the group of a dimension. If that fails on a rank, all ranks raise before they make more."""
     problem = None
     try:
-        torch_groups.publish(factory.make_line(members, held, index, turn))
+        torch_groups.publish(factory.make_line(members, held, index, turn), parent=members)
     except Exception as error:
         problem = error
     changes.agree(members, "set_topology", None, problem=problem)

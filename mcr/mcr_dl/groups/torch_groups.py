@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -84,7 +85,7 @@ def publish_agreed(group: _C.Group) -> torch_dist.ProcessGroup:
     _C.remember_handle(made, group)
     held = current.topologies.get(group.name())
     for each in [] if held is None else held.owned:
-        publish(each)
+        publish_agreed(each)
     return made
 
 
@@ -92,6 +93,19 @@ def publish_broken(group: _C.Group) -> None:
     """Have torch make its default group for one that can make no calls, with nothing to agree on."""
     with _standing_for(group):
         _C.remember_handle(_make_default(group), group)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Have torch make process groups without the steps that wait for the other members, which are for debugging."""
+    level, barrier = torch_dist.get_debug_level(), os.environ.pop("TORCH_DIST_INIT_BARRIER", None)
+    torch_dist.set_debug_level(torch_dist.DebugLevel.OFF)
+    try:
+        yield
+    finally:
+        torch_dist.set_debug_level(level)
+        if barrier is not None:
+            os.environ["TORCH_DIST_INIT_BARRIER"] = barrier
 
 
 def _make_default(group: _C.Group) -> torch_dist.ProcessGroup:
@@ -128,6 +142,18 @@ def handle_of(group: _C.Group) -> torch_dist.ProcessGroup:
     return made
 
 
+def handle_made_alone(group: _C.Group) -> torch_dist.ProcessGroup:
+    """As ``handle_of``, for any group: torch makes a process group now if there is none, on this rank alone.
+
+    A dimension's group has none if torch has made the group that it belongs to.
+    """
+    made = handle_of(group)
+    if isinstance(made, torch_dist.ProcessGroup) or state.has_ended(group):
+        return made
+    with _alone():
+        return publish_agreed(group)
+
+
 def world() -> torch_dist.ProcessGroup | None:
     """The process group of all ranks on the backend "mcr"; None before init."""
     group = _C.world()
@@ -155,7 +181,7 @@ def is_torch_default(group: _C.Group) -> bool:
 def _agree_on_form(group: _C.Group, options: Any, parent: _C.Group | None = None) -> None:
     """Have the members of a new group agree on the form of its calls; give it up if they disagree."""
     try:
-        group._set_any_form(not changes.agree(group, "new_group", forms.wish(options, parent), forms.uniform))
+        forms.apply(group, changes.agree(group, "new_group", forms.wish(options, parent), forms.uniform))
     except BaseException as error:
         if group is _C.world():
             core_groups.end_works(state.living())
