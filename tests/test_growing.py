@@ -81,6 +81,14 @@ def test_nccl(nursery: Nursery, mode: str) -> None:
     job.end(job.rejoin(1))
 
 
+@pytest.mark.parametrize("variable", ["TORCH_DISTRIBUTED_DEBUG=DETAIL", "TORCH_DIST_INIT_BARRIER=1"])
+def test_steps_of_torch_for_debugging(nursery: Nursery, variable: str) -> None:
+    """The other ranks make the new group with torch's step, and are not there when torch makes the default group."""
+    name, value = variable.split("=")
+    job = Job(nursery, "gloo", "1", **{name: value})
+    job.end(job.rejoin(1))
+
+
 def test_all_other_ranks_come_back(nursery: Nursery) -> None:
     """One rank is left, and takes the others."""
     job = Job(nursery, "shm,gloo", "0,1,3")

@@ -91,7 +91,7 @@ def publish_agreed(group: _C.Group) -> torch_dist.ProcessGroup:
 
 def publish_broken(group: _C.Group) -> None:
     """Have torch make its default group for one that can make no calls, with nothing to agree on."""
-    with _standing_for(group):
+    with _standing_for(group), _alone():
         _C.remember_handle(_make_default(group), group)
 
 
