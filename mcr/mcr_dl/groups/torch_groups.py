@@ -31,7 +31,7 @@ _expected: _C.Group | None = None  # the group behind the process group that tor
 
 @contextmanager
 def _standing_for(group: _C.Group) -> Iterator[None]:
-    """Have torch make the process group that stands for a group, with a name that is equal on its members alone.
+    """Have torch make the process group that stands for a group, with a name that only its members have, in this life.
 
     torch's own names depend on the groups that a rank has or has made, which may differ between the members.
     """
@@ -39,7 +39,8 @@ def _standing_for(group: _C.Group) -> Iterator[None]:
     torch_names = torch_dist.distributed_c10d
     hashed = torch_names._hash_ranks_to_str
     count = torch_names._world.group_count if torch_dist.is_initialized() else None
-    name = hashlib.sha1(f"{group.name()} {list(group.ranks)}".encode(), usedforsecurity=False).hexdigest()
+    text = f"{state.current().job} {group.name()} {list(group.ranks)}"
+    name = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
     torch_names._hash_ranks_to_str = lambda _ranks: name  # type: ignore[assignment]
     _expected = group
     try:
