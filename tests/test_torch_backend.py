@@ -78,6 +78,7 @@ ON_RANKS: dict[str, tuple[Callable[..., None], int]] = {  # function, ranks
     "late start": (torch_groups.late_start, 3),
     "destroying": (torch_groups.destroying, 2),
     "aborting": (torch_groups.aborting, 2),
+    "timeouts of the default group": (torch_groups.timeouts, 2),
     "wrong starts": (torch_groups.wrong_starts, 2),
 }
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
 
 import mcr_dl
-from mcr_dl import _C, InvalidArgumentError, InvalidTypeError, NotInitializedError
+from mcr_dl import _C, CollectiveTimeoutError, InvalidArgumentError, InvalidTypeError, NotInitializedError
 from mcr_dl.groups import torch_groups
 from mcr_dl.runtime import state
 from mcr_dl.testing.expect import expect
@@ -291,6 +291,27 @@ def aborting() -> None:
         expect(NotInitializedError, lambda: made.allreduce([torch.ones(1)]), "destroyed")
         _works()
         dist.distributed_c10d._abort_process_group()
+
+
+def timeouts() -> None:
+    """The timeout that the default group has now is that of groups made later, and of functions without a group."""
+    with _fresh():
+        dist.init_process_group("mcr", timeout=timedelta(seconds=300))
+        work = mcr_dl.irecv(torch.empty(1), 1) if dist.get_rank() == 0 else None
+        assert dist.group.WORLD is not None
+        dist.group.WORLD.set_timeout(timedelta(seconds=7))
+        for made in (mcr_dl.new_group(), mcr_dl.split_group(None, [[0, 1]])):
+            assert _C.group_of(made).timeout == timedelta(seconds=7)
+        dist.group.WORLD.set_timeout(timedelta(milliseconds=200))
+        if work is not None:
+            expect(CollectiveTimeoutError, mcr_dl.synchronize, "0:00:00.200000")
+        dist.group.WORLD.set_timeout(timedelta(seconds=60))
+        dist.barrier()
+        if work is None:
+            mcr_dl.send(torch.ones(1), 0)
+        else:
+            work.wait()
+        dist.destroy_process_group()
 
 
 def wrong_starts() -> None:

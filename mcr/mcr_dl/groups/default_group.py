@@ -156,9 +156,9 @@ def synchronize(backends: str | Iterable[str] | None = None) -> None:
         if name not in known:
             message = f"synchronize: expected some of {', '.join(known)}, got {name!r}"
             raise NotInitializedError(message)
-    if not _C.drain(list(names), current.timeout):
+    if not _C.drain(list(names), current.default_timeout):
         message = (
             f"synchronize({', '.join(names)}): timed out: operations are still running after the timeout of "
-            f"{current.timeout}"
+            f"{current.default_timeout}"
         )
         raise CollectiveTimeoutError(message)

@@ -111,7 +111,7 @@ def new_group(
     name = _local_name(members) if local else f"{group_desc or 'group'}-{number}"
     _check_description(group_desc)
     names = forms.named(backend, pg_options)
-    limit = current.timeout if timeout is None else _C.timeout(timeout)
+    limit = current.default_timeout if timeout is None else _C.timeout(timeout)
     torch_groups.require_order(members)
     if mpi_comm is not None:
         names = _taking_communicators(names)

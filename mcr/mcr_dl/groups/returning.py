@@ -50,7 +50,7 @@ class Answer:
     name: str  # of the attempt to make the group
     forming: dict[str, Any]  # fields of Forming
     limit: int  # of the new group, in milliseconds
-    timeout: int  # the job's, in milliseconds
+    timeout: int  # the default group's, in milliseconds
     agreed: dict[str, Any]
     passes: list[Any]  # their terms
     knowledge: dict[str, Any]
@@ -133,7 +133,7 @@ def answer(current: state.State, applicant: Applicant, name: str, forming: dict[
         name,
         forming,
         limit // timedelta(milliseconds=1),
-        current.timeout // timedelta(milliseconds=1),
+        current.default_timeout // timedelta(milliseconds=1),
         {key: getattr(current, key) for key in _AGREED},
         chain.terms_of(current.passes),
         choice.answer_of(current.knowledge),

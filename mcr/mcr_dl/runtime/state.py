@@ -34,7 +34,7 @@ class State:
 
     launch: launcher.Launch
     own_part: torch_dist.Store  # of the job's store: the keys of this life
-    timeout: timedelta
+    timeout: timedelta  # that of the start
     backends: list[str]
     device: int  # index of this process's CUDA device; -1 without one
     whole_store: torch_dist.Store  # with the keys of all lives
@@ -61,6 +61,11 @@ class State:
     endings: dict[str, list[Callable[[], None]]] = field(default_factory=dict)  # by group: run before it ends
     unchanged: dict[str, str] = field(default_factory=dict)  # by group: its last call of grow() that changed nothing
     planners: weakref.WeakSet[Planner] = field(default_factory=weakref.WeakSet)
+
+    @property
+    def default_timeout(self) -> timedelta:
+        """The default group's timeout, which ``set_timeout`` changes on all ranks, as each group's."""
+        return self.groups["default"].timeout
 
     @property
     def store(self) -> torch_dist.Store:

@@ -75,7 +75,7 @@ def save(path: str | os.PathLike[str], *, align: bool = True) -> Path:
     CollectiveTimeoutError, which says where the missing ranks are, if some do not call it within the default group's
     timeout; OSError if the file cannot be written.
     """
-    trace = capture(state.current().timeout if align else None)
+    trace = capture(state.current().default_timeout if align else None)
     if not trace.records and not log.is_on():
         warn(f"trace.save: {log.OFF}")
     return _files.write(trace, path)
