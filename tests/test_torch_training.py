@@ -48,6 +48,7 @@ CASES: dict[str, tuple[int, ...]] = {
     "torch_tensors.column_row": (2, 3),
     "torch_tensors.sequence": (2, 3),
     "torch_tensors.split_loss": (2, 3),
+    "torch_tensors.sharded": (2, 3),
     "torch_tensors.tensor_and_data": (4,),
     "torch_pipeline.gpipe": (2, 3),
     "torch_pipeline.one_forward_one_backward": (2, 3),
@@ -97,6 +98,7 @@ EXACT = {
     "torch_tensors.redistribute_grid",
     "torch_tensors.operations",
     "torch_tensors.meshes",
+    "torch_tensors.sharded",
     "torch_state.objects",
 }
 

@@ -13,6 +13,7 @@ from typing import Any
 
 def register() -> None:
     """Register the backend with torch.distributed and DeepSpeed (torch's entry point ``torch.backends``)."""
+    import torch
     import torch.distributed as dist
 
     from mcr_dl_autoload import _deepspeed, _rendezvous
@@ -21,7 +22,9 @@ def register() -> None:
     if dist.is_available():
         _rendezvous.extend()
     if dist.is_available() and not hasattr(dist.Backend, "MCR"):
-        dist.Backend.register_backend("mcr", _create, extended_api=True, devices=["cpu", "cuda"])
+        # torch's code asks for the current device of each type that a backend serves.
+        devices = ["cpu", "cuda"] if torch.backends.cuda.is_built() else ["cpu"]
+        dist.Backend.register_backend("mcr", _create, extended_api=True, devices=devices)
 
 
 def _create(options: Any, backend_options: Any) -> Any:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._shard import sharded_tensor
+from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
@@ -194,6 +196,20 @@ def split_loss(_backend: str) -> Results:
                 parameter.sub_(0.1 * parameter.grad)
                 parameter.grad = None
     return {"losses": torch.stack(losses).detach()}
+
+
+def sharded(_backend: str) -> Results:
+    """A ShardedTensor of the host, gathered on rank 0."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    spec = ChunkShardingSpec(dim=0, placements=[f"rank:{each}/cpu" for each in range(size)])
+    tensor = sharded_tensor.zeros(spec, 2 * size, 3)
+    tensor.local_shards()[0].tensor.copy_(_numbers((2, 3), 6 * rank))
+    whole = torch.empty(2 * size, 3) if rank == 0 else None
+    if torch.cuda.is_available() or not torch.backends.cuda.is_built():
+        tensor.gather(0, whole)
+    elif whole is not None:
+        whole.copy_(_numbers((2 * size, 3)))  # torch would ask for the current device, which is not there
+    return {"whole": torch.zeros(0) if whole is None else whole}
 
 
 def tensor_and_data(_backend: str) -> Results:
