@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <string>
 #include <utility>
 
 #include "base/error.h"
@@ -26,6 +27,14 @@ bool adjacent(const std::vector<Block>& blocks, DType dtype) {
 
 bool even(const std::vector<Block>& blocks) {
   return std::all_of(blocks.begin(), blocks.end(), [&](const Block& b) { return b.count == blocks.front().count; });
+}
+
+void require_even(const std::vector<Block>& blocks, const char* name) {
+  if (even(blocks)) return;
+  std::string sizes;
+  for (const auto& block : blocks) sizes += (sizes.empty() ? "" : ", ") + std::to_string(block.count);
+  throw Error(ErrorCode::InvalidArgument,
+              std::string(name) + ": expected tensors of equal size, got " + sizes + " elements");
 }
 
 // Copies of elements, on the host or in stream order.
@@ -110,8 +119,9 @@ void flatten(Call& call, Plan& plan) {
   auto& ins = plan.in_blocks;
   auto& outs = plan.out_blocks;
   if (ins.empty() && outs.empty()) return;
-  if (row(call.op).is(kRooted) && !(even(ins) && even(outs))) {
-    throw Error(ErrorCode::InvalidArgument, "tensor list: expected tensors of equal size, got different ones");
+  if (row(call.op).is(kRooted)) {
+    require_even(ins, plan.names->in);
+    require_even(outs, plan.names->out);
   }
   call.vectored = call.op == Op::all_to_all || !even(ins) || !even(outs);
   if (!ins.empty()) {
