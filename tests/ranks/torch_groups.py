@@ -132,6 +132,9 @@ def splitting() -> None:
         expect(NotInitializedError, lambda: part.allreduce([torch.ones(1)]), "destroyed")
         wrong = mcr_dl.Options(backends=["gloo", "hier(shm,gloo)"])
         expect(InvalidArgumentError, lambda: world.split_group([1, 2], opts=wrong), "two dimensions")
+    before = world._get_backend(CPU).options._timeout
+    world.split_group([1, 2], timeout=timedelta(seconds=5))
+    assert world._get_backend(CPU).options._timeout == before
     options = copy.deepcopy(world._get_backend(torch.device("cpu")).options)  # as torch's function split_group
     part = world.split_group([1, 2], opts=options)
     assert part is None or part.size() == 2

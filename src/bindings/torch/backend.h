@@ -45,7 +45,8 @@ class TorchBackend final : public c10d::Backend {
   const std::string getBackendName() const override { return "mcr"; }
   bool supportsCoalescing() const override { return true; }
   bool supportsSplitting() const { return true; }
-  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() { return options_; }
+  /// A copy: torch writes the timeout of a part into them.
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() { return c10::make_intrusive<Options>(*options_); }
   void setTimeout(milliseconds timeout);
 
   TorchWorkPtr broadcast(TensorList& tensors, const c10d::BroadcastOptions& opts) override;
