@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -171,4 +172,20 @@ def nested_batches(backend: str) -> None:
     errors.good_call(backend)
 
 
-ON_RANKS = (names_of_the_root, uneven_lists_through_torch, nested_batches)
+def block_of_others(backend: str) -> None:
+    """A coalescing block of a group that this rank is not a member of: its calls warn and do nothing."""
+    session.start()
+    group, tensor, total = mcr_dl.new_group([0]), _ones(3), _ones(3)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with mcr_dl._coalescing_manager(group, async_ops=True) as manager:
+            mcr_dl.all_reduce(tensor, group=group, backend=backend)
+            mcr_dl.all_reduce(total, backend=backend)
+        manager.wait()
+    member = mcr_dl.get_rank() == 0
+    assert (len(manager.works), len(caught)) == ((1, 0) if member else (0, 1))
+    assert total.tolist() == [float(mcr_dl.get_world_size())] * 3
+    errors.good_call(backend)
+
+
+ON_RANKS = (names_of_the_root, uneven_lists_through_torch, nested_batches, block_of_others)

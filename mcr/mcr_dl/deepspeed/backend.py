@@ -27,7 +27,7 @@ from mcr_dl.base import launcher
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.groups import batches, default_group, making, objects, queries, torch_groups
 from mcr_dl.libraries.c10d import OURS
-from mcr_dl.runtime import rendezvous, state
+from mcr_dl.runtime import handles, rendezvous, state
 from mcr_dl_autoload import _deepspeed
 
 _switches = import_module(TorchBackend.__module__)  # its attribute `torch` in deepspeed.comm is torch itself
@@ -55,6 +55,10 @@ class CoalescedWork:
     def is_completed(self) -> bool:
         """Whether all works are complete."""
         return all(work.is_completed() for work in self.works)
+
+
+def _coalesced(manager: batches.CoalescingManager, group: Any) -> CoalescedWork | None:
+    return None if handles.not_a_member(group) else CoalescedWork(manager.works)
 
 
 def _own_device() -> torch.device | None:
@@ -158,7 +162,7 @@ class McrBackend(TorchBackend):  # type: ignore[misc]
         with batches.coalescing_manager(group, async_ops=async_op) as manager:
             for tensor in tensors:
                 _C.all_reduce(tensor, reduction, group)
-        return CoalescedWork(manager.works) if async_op else None
+        return _coalesced(manager, group) if async_op else None
 
     def reduce(
         self, tensor: torch.Tensor, dst: int, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
@@ -214,7 +218,7 @@ class McrBackend(TorchBackend):  # type: ignore[misc]
         with batches.coalescing_manager(group, async_ops=async_op) as manager:
             for output, input in zip(output_tensors, input_tensors, strict=True):
                 _C.all_gather_into_tensor(output, input, group)
-        return CoalescedWork(manager.works) if async_op else None
+        return _coalesced(manager, group) if async_op else None
 
     def all_to_all_single(
         self,
@@ -303,7 +307,7 @@ class McrBackend(TorchBackend):  # type: ignore[misc]
 
     def destroy_process_group(self, group: Any = None) -> None:
         """End a group, or the runtime; nothing on a rank that is not a member, as in torch."""
-        if group != torch_dist.GroupMember.NON_GROUP_MEMBER:
+        if not handles.not_a_member(group):
             default_group.destroy_process_group(group)
 
     def init_device_mesh(self, mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...]) -> Any:

@@ -142,18 +142,19 @@ def coalescing_manager(
     These are the group's asynchronous calls, which also return their works, and its all_reduces, all_gathers and
     reduce_scatters of one tensor. On devices they are all calls but ``recv`` and ``barrier``. Other calls are done as
     usual; on a device's streams they are refused, since the library starts all calls at the end of the block. All ranks
-    use it around the same calls. Raises InvalidArgumentError if blocks are nested.
+    use it around the same calls. On a rank that is not a member of the group, a block holds no calls. Raises
+    InvalidArgumentError if blocks are nested.
     Source: torch.distributed._coalescing_manager.
     """
     del device
-    where = handles.core_group(group)
+    where = None if handles.not_a_member(group) else handles.core_group(group)
     if getattr(_active, "manager", None) is not None:
         message = "coalescing managers cannot be nested"
         raise InvalidArgumentError(message)
     manager = CoalescingManager()
     works = manager.works
     _active.manager = manager
-    _C.set_coalescing(works, where)
+    _C.set_coalescing(None if where is None else works, where)
     try:
         with _batch():
             yield manager

@@ -183,6 +183,10 @@ def groups() -> None:
         tensor = _own()
         dist.all_reduce(tensor, group=group)
         assert _values(tensor) == [1.0 + size] * 4
+    work = dist.all_reduce_coalesced([_own()], group=group, async_op=True)
+    assert (work is None) == (rank not in (0, size - 1))
+    if work is not None:
+        work.wait()
     dist.destroy_process_group(group)
     if rank in (0, size - 1):
         with pytest.raises(mcr_dl.NotInitializedError):
