@@ -169,6 +169,27 @@ def test_torch_alone(launcher: str, named: bool, tmp_path: Path) -> None:
         assert [text.count(f"{backend}: rank {rank} of 2;") for backend in ("mcr", "gloo")] == [2, 1], text
 
 
+_FEWER = """
+import torch, torch.distributed as dist
+try:
+    dist.init_process_group("gloo", world_size=2)
+except ValueError as error:
+    print(f"{error};", flush=True)
+else:
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    print(f"rank {dist.get_rank()} of {int(x)};", flush=True)
+    dist.destroy_process_group()
+"""
+
+
+def test_torch_alone_on_some_ranks() -> None:
+    """The program's world_size replaces the launcher's, as in torch."""
+    codes, text = run(commands("srun", 3, ["-c", _FEWER]))
+    assert set(codes) == {0}, text
+    assert all(f"{line};" in text for line in ("rank 0 of 2", "rank 1 of 2", "rank: expected 0 to 1, got 2")), text
+
+
 @pytest.mark.parametrize("variables", [{}, {"RANK": "0"}, {"WORLD_SIZE": "1"}])
 def test_torch_without_a_launcher(variables: dict[str, str]) -> None:
     """The error is torch's, as without this package."""

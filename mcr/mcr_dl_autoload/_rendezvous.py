@@ -10,7 +10,7 @@ import functools
 import importlib
 import os
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 
 def extend() -> None:
@@ -23,12 +23,13 @@ def extend() -> None:
 
     @functools.wraps(own)
     def meet(url: str, **options: Any) -> Any:
-        found = None
-        if not {"RANK", "WORLD_SIZE"} & set(os.environ) and "rank=" not in urlsplit(url).query:
+        found, given = None, dict(parse_qsl(urlsplit(url).query))
+        if not {"RANK", "WORLD_SIZE"} & set(os.environ) and "rank" not in given:
             from mcr_dl import default_pg_timeout
             from mcr_dl.runtime import rendezvous
 
-            found = rendezvous.meet_for_torch(options.get("timeout", default_pg_timeout))
+            size = int(given.get("world_size", -1))
+            found = rendezvous.meet_for_torch(options.get("timeout", default_pg_timeout), size)
         return own(url, **options) if found is None else found
 
     meet.mcr_dl_extended = True  # type: ignore[attr-defined]

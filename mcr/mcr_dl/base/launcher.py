@@ -78,7 +78,10 @@ def detect(environment: Mapping[str, str] = os.environ) -> Launch:
 
 
 def stated(rank: int, size: int) -> Launch:
-    """The launch of a process whose program states rank and size."""
+    """The launch of a process whose program states rank and size. Raises InvalidArgumentError for another rank."""
+    if not 0 <= rank < size:
+        message = f"rank: expected 0 to {size - 1}, got {rank}"
+        raise InvalidArgumentError(message)
     found = read()
     if found.launcher == "none":
         return Launch("arguments", rank, size, 0 if size == 1 else -1)

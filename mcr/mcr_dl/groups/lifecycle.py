@@ -64,9 +64,6 @@ def launch_of(rank: int, world_size: int) -> launcher.Launch:
             message = f"rank and world_size: expected both or none, got rank={rank}, world_size={world_size}"
             raise InvalidArgumentError(message)
         rank, world_size = (found.rank, world_size) if rank < 0 else (rank, found.size)
-    if rank >= world_size:
-        message = f"rank: expected 0 to {world_size - 1}, got {rank}"
-        raise InvalidArgumentError(message)
     return launcher.stated(rank, world_size)
 
 

@@ -173,11 +173,16 @@ def meet_at(url: str, rank: int, world_size: int, timeout: timedelta) -> tuple[l
     return launch, store
 
 
-def meet_for_torch(timeout: timedelta) -> Iterator[tuple[torch_dist.Store, int, int]] | None:
-    """The result of torch's ``env://`` under mpiexec and srun; None if no launcher started this process."""
+def meet_for_torch(timeout: timedelta, world_size: int) -> Iterator[tuple[torch_dist.Store, int, int]] | None:
+    """The result of torch's ``env://`` under mpiexec and srun; None if no launcher started this process.
+
+    ``world_size`` is the caller's, or -1: the launcher's. Raises InvalidArgumentError on ranks that are not in it.
+    """
     launch = launcher.detect()
     if launch.launcher == "none":
         return None
+    if world_size >= 0:
+        launch = launcher.stated(launch.rank, world_size)
     store = meet(launch, None, timeout)
     turn = store.add(f"torch-env/{launch.rank}", 1)
     return iter([(torch_dist.PrefixStore(f"torch-env/{turn}", store), launch.rank, launch.size)])
