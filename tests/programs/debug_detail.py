@@ -7,6 +7,7 @@ import sys
 import torch
 import torch.distributed as dist
 
+import mcr_dl
 from ranks.torch_training import Results, life, same
 
 BACKEND = sys.argv[1]
@@ -58,4 +59,12 @@ with life(BACKEND):
     expect_mismatch(lambda: dist.all_reduce(torch.ones(4 + rank)))
     expect_mismatch(lambda: dist.all_reduce(total) if rank else dist.broadcast(total, 0))
     dist.group.WORLD.monitored_barrier()  # torch.distributed's function of this name is for gloo alone
+dist.init_process_group("gloo")
+for _ in range(2):  # the wrappers of the second life's groups do not find the addresses of the first one's
+    mcr_dl.init_process_group("gloo")
+    total = torch.ones(4)
+    dist.all_reduce(total, group=mcr_dl.new_group())
+    assert total.tolist() == [size] * 4
+    mcr_dl.destroy_process_group()
+dist.destroy_process_group()
 print(f"rank {rank}: done", flush=True)
