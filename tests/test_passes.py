@@ -81,7 +81,7 @@ def test_fusion_among_other_calls(pools: Pools, size: int, backend: str, name: s
 
 @sizes
 @real
-@pytest.mark.parametrize("name", ["asks_while_others_are_held", "asks_its_own_group"])
+@pytest.mark.parametrize("name", ["asks_while_others_are_held", "asks_its_own_group", "asks_in_a_step"])
 def test_passes_behind_fusion_make_calls(pools: Pools, size: int, backend: str, name: str) -> None:
     pools.get("processes", size).run(getattr(fusion, name), backend)
 

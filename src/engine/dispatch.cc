@@ -157,8 +157,8 @@ class Issue {
       : passage_(passage), lock_(lock), timing_(direct) {}
 
   int run() {
-    // Point-to-point calls, schedules, calls of any form and those of a pass behind `fuse` are started and polled, so
-    // that other threads may use the library meanwhile.
+    // Point-to-point calls, schedules, calls of any form and those of a pass behind `fuse` or of a pass's steps are
+    // started and polled, so that other threads may use the library meanwhile.
     Lane lane(true);
     try {
       prepare();

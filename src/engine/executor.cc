@@ -279,12 +279,18 @@ List& list() {
   return made;
 }
 
+thread_local int steps = 0;  // that this thread is in, one inside another, since it began to drive an executor
+
 // The executors that this thread drives, the innermost first: a task may run a user's function that makes calls.
 struct Driving {
-  explicit Driving(const Executor& its) : executor(its), outer(std::exchange(innermost, this)) {}
+  explicit Driving(const Executor& its)
+      : executor(its), outer(std::exchange(innermost, this)), outer_steps(std::exchange(steps, 0)) {}
   Driving(const Driving&) = delete;
   Driving& operator=(const Driving&) = delete;
-  ~Driving() { innermost = outer; }
+  ~Driving() {
+    innermost = outer;
+    steps = outer_steps;
+  }
   static bool here(const Executor& one) {
     for (const auto* each = innermost; each != nullptr; each = each->outer) {
       if (&each->executor == &one) return true;
@@ -294,6 +300,7 @@ struct Driving {
 
   const Executor& executor;
   Driving* const outer;
+  const int outer_steps;
   static thread_local Driving* innermost;
 };
 thread_local Driving* Driving::innermost = nullptr;
@@ -379,7 +386,13 @@ void Executor::expedite() {
   drive();
 }
 
-bool Executor::driving() noexcept { return Driving::innermost != nullptr; }
+Executor::InStep::InStep() noexcept { ++steps; }
+
+Executor::InStep::~InStep() { --steps; }
+
+bool Executor::in_step() noexcept { return steps != 0; }
+
+bool Executor::driving() noexcept { return Driving::innermost != nullptr || in_step(); }
 
 bool Executor::drives_here() const noexcept { return Driving::here(*this); }
 

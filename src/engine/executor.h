@@ -159,9 +159,19 @@ class Executor final : public Driver, public std::enable_shared_from_this<Execut
   void recount() override;
   /// Whether an ordered executor has late Issues to come, of calls that have not ended.
   static bool any() noexcept { return pending_.load(std::memory_order_relaxed) != 0; }
-  /// Whether a call comes from a task of an executor, such as from a pass behind `fuse`. It is in the same place among
-  /// the executor's Issues on all ranks, and it may wait neither for that executor nor, in a library that admits one
-  /// thread, for calls that other ranks have not made.
+  /// Marks this thread as inside a step that a pass has added to a call (Plan::after), for its lifetime.
+  struct InStep {
+    InStep() noexcept;
+    InStep(const InStep&) = delete;
+    InStep& operator=(const InStep&) = delete;
+    ~InStep();
+  };
+  /// Whether a call comes from such a step, and not from a task that the step waits for. Equal on all ranks, unlike the
+  /// thread that runs the step: that is the one which sees the call complete, and may drive an executor or not.
+  static bool in_step() noexcept;
+  /// Whether a call comes from a task of an executor, such as from a pass behind `fuse`, or from a step. The task is in
+  /// the same place among the executor's Issues on all ranks. The call may wait neither for that executor nor, in a
+  /// library that admits one thread, for calls that other ranks have not made.
   static bool driving() noexcept;
   /// Whether the call comes from a task of this one.
   bool drives_here() const noexcept;

@@ -221,23 +221,32 @@ TEST(a_wait_for_late_issues_ends_with_what_ends_every_wait) {
   CHECK(!Executor::any());
 }
 
-TEST(a_task_knows_that_an_executor_runs_it) {
+TEST(a_task_knows_that_an_executor_runs_it_and_a_step_that_it_is_one) {
   Bench bench;
   const auto executor = std::make_shared<Executor>(true), other = std::make_shared<Executor>(true);
   auto schedule = std::make_shared<Schedule>();
   const auto issued = schedule->issue(bench.call());
-  bool driving = false, here = false, there = true;
+  bool driving = false, here = false, there = true, in_step = true, then_in_step = false;
   const auto calls = [&](Schedule&) {
     driving = Executor::driving();
     here = executor->drives_here();
     there = other->drives_here();
+    in_step = Executor::in_step();
+    const Executor::InStep step;
+    then_in_step = Executor::in_step();
   };
   schedule->issue(bench.call(), {schedule->decode({}, calls, {issued})});
   executor->submit(std::make_shared<Run>(schedule, bench.start()), bench.start());
   bench.issues[0]->done = true;
-  CHECK(!Executor::driving());
-  executor->drive();
-  CHECK(driving && here && !there && !Executor::driving() && !executor->drives_here());
+  CHECK(!Executor::driving() && !Executor::in_step());
+  {
+    const Executor::InStep step;  // a task that it waits for is no part of it
+    CHECK(Executor::driving() && Executor::in_step() && !executor->drives_here());
+    executor->drive();
+    CHECK(Executor::driving() && Executor::in_step());
+  }
+  CHECK(driving && here && !there && !in_step && then_in_step);
+  CHECK(!Executor::driving() && !Executor::in_step() && !executor->drives_here());
   CHECK((bench.order == Order{0, 1}) && !Executor::any());
 }
 

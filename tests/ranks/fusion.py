@@ -346,3 +346,37 @@ def asks_its_own_group(backend: str) -> None:
             mcr_dl.all_reduce(tensor, backend=backend, async_op=True).wait()
             assert tensor.tolist() == [float(size)] * 4
     assert sums == [size] * 6
+
+
+def asks_in_a_step(backend: str) -> None:
+    """A step makes calls of a group; on some ranks it runs in a flush of ``fuse``, on others not: calls have one form.
+
+    The calls of the step are not held, as this flush could not flush them.
+    """
+    session.start()
+    size = mcr_dl.get_world_size()
+    own = mcr_dl.new_group(backend=backend, timeout=10)
+    sums: list[float] = []
+
+    def ask() -> None:
+        for mode in (False, True):
+            total = torch.ones(1)
+            work = mcr_dl.all_reduce(total, group=own, async_op=mode)
+            if work is not None:
+                work.wait()
+            sums.append(total.item())
+
+    def handle(call: PassedCall) -> Any:
+        call.after(ask)
+        return call.proceed()
+
+    mcr_dl.register_pass(Handler(handle), "asks")
+    mcr_dl.set_passes([Fuse(hold_microseconds=0)], own)
+    with chain(Fuse(hold_microseconds=0), "asks"):
+        for _ in range(200):
+            tensor = torch.ones(4)
+            mcr_dl.all_reduce(tensor, backend="shm", async_op=True).wait()
+            assert tensor.tolist() == [float(size)] * 4
+    assert sums == [size] * 400
+    mcr_dl.set_passes([], own)
+    mcr_dl.destroy_process_group(own)

@@ -20,6 +20,7 @@
 #include "bindings/torch/named_backend.h"
 #include "choose/select.h"
 #include "engine/dispatch.h"
+#include "engine/executor.h"
 #include "engine/flatten.h"
 
 namespace py = pybind11;
@@ -321,6 +322,7 @@ void PassedCall::after(py::function step) {
   passage_->plan.after.emplace_back([step = shared(std::move(step)), where = where(pass_, *passage_)] {
     const Locked locked;
     const NamedBackend::None unnamed;
+    const Executor::InStep inside;
     try {
       (*step)();
     } catch (py::error_already_set& error) {

@@ -105,7 +105,8 @@ Outcome Fuse::handle(Passage& passage, const Next& next) {
   if (holder == holders_.end()) return next(passage);
   const auto& [stream, rest, limits] = holder->second;
   // The flush that a pass behind this one waits in cannot flush its call. Equal on all ranks, as they are in one flush.
-  if (stream->flushes_here()) return next(passage);
+  // A step of a call may run in a flush on this rank alone, so that none of its calls is held.
+  if (Executor::in_step() || stream->flushes_here()) return next(passage);
   if (larger_side_bytes(passage.call) > limits.largest_bytes) return next(passage);
   passage.slot = own;
   passage.notes.fused = true;
