@@ -34,3 +34,14 @@ def test_operations_that_are_abandoned(nursery: Nursery, backend: str) -> None:
     jobs.expect(ranks, 0, "DONE")
     for rank in ranks:
         assert rank.text.count("the group has been destroyed") == 4, rank.text
+
+
+@backends
+def test_a_group_ends_while_a_thread_is_in_a_call(nursery: Nursery, backend: str) -> None:
+    """The call raises, and no later group waits for it."""
+    ranks = jobs.start(nursery, "draining", ["in_a_call", backend], 2)
+    jobs.end(nursery, ranks)
+    jobs.expect(ranks, 0, "DONE")
+    for rank in ranks:
+        assert rank.text.count(f"RAISED {backend}.recv (group ") == 2, rank.text
+        assert rank.text.count("the group has been destroyed") == 2, rank.text

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <iterator>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -212,7 +213,7 @@ class Issue {
 
  private:
   int finish(const std::shared_ptr<Work>& work) {
-    wait(*work, passage_.call.timeout, passage_.interrupt);
+    wait(*work, passage_.call.timeout, passage_.interrupt, nullptr, std::nullopt, &passage_.group.position());
     return work->source();
   }
 

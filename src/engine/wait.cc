@@ -95,9 +95,17 @@ void leave(Work& work) {
 
 std::string aborted_text(const Work& work) { return work.what() + ": the group has been aborted"; }
 
+std::string destroyed_text(const Work& work) { return work.what() + ": " + destroyed_group().what(); }
+
 bool aborted(const Work& work) {
   const auto& communicator = work.context().communicator;
   return communicator != nullptr && communicator->given_up();
+}
+
+// The work is over for the program: nothing waits for it any more, though the library may still have it.
+[[noreturn]] void end(Work& work, ErrorCode code, const std::string& text) {
+  if (!work.expire(code, text)) work.abandon();
+  throw Error(code, text);
 }
 
 }  // namespace
@@ -115,7 +123,7 @@ Error late(const Work& work, std::chrono::milliseconds limit) {
 }
 
 void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt, CallerLock* lock,
-          std::optional<std::chrono::steady_clock::time_point> begin) {
+          std::optional<std::chrono::steady_clock::time_point> begin, const Position* position) {
   const TimedWait timed(work);
   if (work.over()) return work.rethrow();
   const LoggedWait logged(work);
@@ -149,10 +157,8 @@ void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt, Call
     }
     check_wait(Position::lost(*call.group), interrupt,
                [&](const std::string& lost) { return Error(ErrorCode::PeerLost, work.what() + ": " + lost); });
-    if (aborted(work)) {
-      work.abandon();
-      throw Error(ErrorCode::Backend, aborted_text(work));
-    }
+    if (aborted(work)) end(work, ErrorCode::Backend, aborted_text(work));
+    if (position != nullptr && position->closed()) end(work, ErrorCode::NotInitialized, destroyed_text(work));
   }
   if (!work.join()) leave(work);
 }
@@ -183,7 +189,7 @@ void end_works(const std::vector<std::string>& groups) noexcept {
     } else if (!desync.empty()) {
       work->expire(ErrorCode::Desync, desync);
     } else {
-      work->expire(ErrorCode::NotInitialized, work->what() + ": " + destroyed_group().what());
+      work->expire(ErrorCode::NotInitialized, destroyed_text(*work));
     }
   }
 }

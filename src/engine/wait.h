@@ -12,6 +12,7 @@
 namespace mcr {
 
 class Group;
+class Position;
 
 /// Ends a wait for other ranks early if there is a reason. A waiting thread calls this regularly. It throws the error
 /// with which communication has ended in this process, `refuse(*lost)` if the group has lost a rank, and the exceptions
@@ -29,8 +30,10 @@ inline Error peer_lost(const std::string& text) { return {ErrorCode::PeerLost, t
 Error late(const Work& work, std::chrono::milliseconds limit);
 
 /// Waits until the work is complete; throws its error, or late(). The limit counts from `begin`, or from the call.
+/// `position`: the group's, for a blocking call, whose work end_works() does not know: the group's end ends it.
 void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt, CallerLock* lock = nullptr,
-          std::optional<std::chrono::steady_clock::time_point> begin = std::nullopt);
+          std::optional<std::chrono::steady_clock::time_point> begin = std::nullopt,
+          const Position* position = nullptr);
 
 /// Waits until the running operations of the groups with these labels have ended; false if the time runs out first.
 /// Parts of other operations do not count. True at once if communication has ended in this process.

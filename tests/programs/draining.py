@@ -13,6 +13,7 @@ from datetime import timedelta
 import torch
 
 import mcr_dl as dist
+from mcr_dl import _C
 from mcr_dl.groups import factory
 
 LONG = timedelta(seconds=60)
@@ -80,6 +81,32 @@ def abandoned(backend: str) -> None:
     dist.all_reduce(torch.ones(3), group=group)
     warnings.simplefilter("error")
     dist.destroy_process_group(group)
+    dist.synchronize()
+    dist.destroy_process_group()
+    say("DONE")
+    os._exit(0)
+
+
+def in_a_call(backend: str) -> None:
+    """A group, and then all, end while another thread waits in a blocking receive."""
+    dist.init_process_group(backend, timeout=LONG)
+
+    def receive(group: dist.ProcessGroup | None) -> None:
+        try:
+            dist.recv(torch.empty(4), 1 - dist.get_rank(group), group=group)
+        except dist.NotInitializedError as error:
+            say("RAISED", error)
+
+    for group in (dist.new_group(), None):
+        thread = threading.Thread(target=receive, args=(group,))
+        thread.start()
+        while not any(each["op"] == "recv" for each in _C.activities()):
+            time.sleep(0.001)
+        dist.destroy_process_group(group)
+        thread.join()
+    dist.init_process_group(backend, timeout=LONG)
+    dist.all_reduce(torch.ones(3))
+    warnings.simplefilter("error")
     dist.synchronize()
     dist.destroy_process_group()
     say("DONE")
