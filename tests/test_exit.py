@@ -58,7 +58,7 @@ def test_without_a_thread_the_step_runs_here() -> None:
     assert ran == [threading.current_thread().name]
 
 
-@pytest.mark.parametrize("functions", ["mcr_dl", "torch", "callback"])
+@pytest.mark.parametrize("functions", ["mcr_dl", "torch", "late", "callback", "own_callback"])
 @pytest.mark.parametrize("backend", ["gloo", "shm", "mpi"])
 def test_a_daemon_thread_waits_at_the_end(nursery: Nursery, backend: str, functions: str) -> None:
     """The process ends well, though the thread, or the callback of a future, does not."""

@@ -167,7 +167,7 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "def result(self) -> list[torch.Tensor]:",
         "def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:",
         "def _stream(self) -> tuple[int, int] | None:",
-        "def _on_done(self, callback: Callable[[], None]) -> None:",
+        "def _on_done(self, callback: Callable[[], None], future: torch.futures.Future[Any] = ..., /) -> None:",
     ),
     "Group": (
         "def __init__(self, name: str, ranks: list[int], rank: int, timeout: timedelta, device: int = ...) -> None:",

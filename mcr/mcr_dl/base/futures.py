@@ -28,7 +28,7 @@ def future_of(work: _C.Work) -> torch.futures.Future[list[torch.Tensor]]:
             error = raised
         return future.set_exception(error)  # type: ignore[arg-type]  # torch's annotation is that of results
 
-    work._on_done(complete)
+    work._on_done(complete, future)
     return future
 
 

@@ -74,7 +74,11 @@ class Locked {
   Locked() : state_(take_gil(PyGILState_Ensure)) {}
   Locked(const Locked&) = delete;
   Locked& operator=(const Locked&) = delete;
-  ~Locked() { PyGILState_Release(state_); }
+  ~Locked() {
+    // Without it, Python, which ends, is unwinding the stack of this thread, which ran Python code: see take_gil().
+    while (PyGILState_Check() == 0) pause();
+    PyGILState_Release(state_);
+  }
 
  private:
   PyGILState_STATE state_;
@@ -101,9 +105,28 @@ class WhilePythonLives {
       std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
 
+  /// Keeps a thread that is not the main one inside the core while the interpreter ends: for functions of which the
+  /// caller takes the GIL in a destructor of its own, as torch's bindings do. Without the GIL. It returns after a while
+  /// if the interpreter is still there, as the program may wait for the thread in a last step of its own.
+  static void stay() noexcept {
+    if (!ending.load() || getpid() == gettid()) return;
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+    while (Py_IsInitialized() != 0 && std::chrono::steady_clock::now() < deadline)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    while (Py_IsInitialized() == 0) pause();
+  }
+
  private:
   static inline std::atomic<int> users{0};
   static inline std::atomic<bool> ending{false};
+};
+
+/// Calls WhilePythonLives::stay() at the end of its lifetime, also after an exception.
+struct StaysWhilePythonEnds {
+  StaysWhilePythonEnds() = default;
+  StaysWhilePythonEnds(const StaysWhilePythonEnds&) = delete;
+  StaysWhilePythonEnds& operator=(const StaysWhilePythonEnds&) = delete;
+  ~StaysWhilePythonEnds() { WhilePythonLives::stay(); }
 };
 
 /// Releases a reference, which may be null, from any thread. Once the interpreter is about to end, the object is kept.

@@ -3,6 +3,7 @@
 
 #include <pybind11/stl.h>
 #include <structmember.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <array>
@@ -153,22 +154,30 @@ PyObject* stream(PyObject* self, PyObject*) {
   });
 }
 
-// Runs on the caller's thread if the Work is complete, so that its future is complete too.
-void call_on_done(const std::shared_ptr<Work>& work, py::function callback) {
+using ResultFuture = c10::intrusive_ptr<c10::ivalue::Future>;
+
+// Runs on the caller's thread if the Work is complete, so that its future is complete too. `future`, which may be null:
+// gets the result instead if the Work succeeds later. No Python code is around its callbacks then: if Python ends while
+// one of them runs, it unwinds the stack of this thread, and torch's bindings take the GIL in destructors.
+void call_on_done(const std::shared_ptr<Work>& work, py::function callback, const ResultFuture& future) {
   if (work->completed()) {
     callback();
     return;
   }
   // Shared, so that copying the std::function needs no GIL; its only run empties it under the GIL.
   auto owned = std::make_shared<py::function>(std::move(callback));
-  auto action = NamedBackend::kept([owned = std::move(owned)] {
-    const Locked locked;
-    try {
-      (*owned)();
-    } catch (py::error_already_set& error) {
-      error.discard_as_unraisable("mcr_dl Work callback");
+  auto action = NamedBackend::kept([owned = std::move(owned), future, work] {
+    const bool succeeded = future != nullptr && !work->failed();
+    {
+      const Locked locked;
+      try {
+        if (!succeeded) (*owned)();
+      } catch (py::error_already_set& error) {
+        error.discard_as_unraisable("mcr_dl Work callback");
+      }
+      owned->release().dec_ref();
     }
-    owned->release().dec_ref();
+    if (succeeded) future->markCompleted(c10::IValue(KeptTensors::results_of(*work)));
   });
   const Unlocked guard;
   auto& completions = Completions::instance();
@@ -176,14 +185,16 @@ void call_on_done(const std::shared_ptr<Work>& work, py::function callback) {
   work->on_done([&completions, action = std::move(action)] { completions.run(action); });
 }
 
-PyObject* on_done(PyObject* self, PyObject* callback) {
+PyObject* on_done(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   return method([&] {
-    if (PyCallable_Check(callback) == 0) {
-      PyErr_Format(PyExc_TypeError, "_on_done(): expected a function, got %s", Py_TYPE(callback)->tp_name);
+    if (count < 1 || count > 2 || PyCallable_Check(args[0]) == 0) {
+      PyErr_SetString(PyExc_TypeError, "_on_done(): expected a function, and perhaps a future");
       throw ErrorAlreadySet{};
     }
+    ResultFuture future;
+    if (count == 2) future = py::cast<std::shared_ptr<torch::jit::PythonFutureWrapper>>(py::handle(args[1]))->fut;
     const auto work = of(self);
-    call_on_done(work, py::reinterpret_borrow<py::function>(callback));
+    call_on_done(work, py::reinterpret_borrow<py::function>(args[0]), future);
     return Py_NewRef(Py_None);
   });
 }
@@ -237,8 +248,9 @@ PyMethodDef methods[] = {
     {"_stream", stream, METH_NOARGS,
      "_stream($self, /)\n--\n\n(device index, torch's stream id) of what a device does behind the operation; None "
      "for the host's."},
-    {"_on_done", on_done, METH_O,
-     "_on_done($self, callback, /)\n--\n\nCalls a function of no arguments once the operation is complete."},
+    {"_on_done", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(on_done)), METH_FASTCALL,
+     "_on_done($self, callback, future=None, /)\n--\n\nCalls a function of no arguments once the operation is "
+     "complete. If it succeeds later, gives its result to the torch.futures.Future instead, if there is one."},
     {nullptr, nullptr, 0, nullptr},
 };
 

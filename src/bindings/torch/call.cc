@@ -152,6 +152,7 @@ void TorchCall::run() {
   note_site();
   if (blocking_thread.load(std::memory_order_relaxed) != std::this_thread::get_id()) call_.any_form = true;
   const UnlockedIfHeld guard;
+  const StaysWhilePythonEnds stays;
   mcr::run(group_, prepare(), call_, plan_, check_signals);
 }
 

@@ -139,6 +139,7 @@ void TorchWork::synchronize() { wait(kNoTimeout); }
 
 bool TorchWork::wait(std::chrono::milliseconds timeout) {
   const UnlockedIfHeld guard;
+  const StaysWhilePythonEnds stays;
   timeout = bounded(timeout);
   const bool limited = timeout.count() > 0;
   const auto begin = std::chrono::steady_clock::now();
