@@ -16,7 +16,7 @@ from mcr_dl.passes import PassedCall
 from ranks import session
 from ranks.passes import handler
 
-_FACTS = ("op", "dtype", "reduction", "root", "tag", "vectored", "nbytes", "input_counts", "output_counts")
+_FACTS = ("op", "backend", "dtype", "reduction", "root", "tag", "vectored", "nbytes", "input_counts", "output_counts")
 _COUNT = 16_000  # elements: memory that the allocator soon gives to others
 
 held: list[PassedCall] = []
@@ -47,13 +47,22 @@ def keeps_values(backend: str) -> None:
     def handle(call: PassedCall) -> Any:
         before = _facts(call)
         short = torch.zeros(call.output.numel(), dtype=torch.bfloat16)
-        result = call.proceed(output=short) if call.op == "broadcast" else call.proceed()
+        if call.async_op and call.op == "all_gather":
+            result = call.hold()
+            seen.append((before, _facts(call)))
+            call.proceed()
+        elif call.op == "broadcast":
+            result = call.proceed(output=short, backend="gloo")
+        else:
+            result = call.proceed()
         seen.append((before, _facts(call)))
         return result
 
     session.start()
     size = mcr_dl.get_world_size()
-    options: list[dict[str, Any]] = [{"backend": backend, "async_op": mode} for mode in (False, True)]
+    options: list[dict[str, Any]] = [
+        {"backend": name, "async_op": mode} for name in (backend, None) for mode in (False, True)
+    ]
     with handler(handle):
         for each in options:
             for reduction in (mcr_dl.ReduceOp.MAX, mcr_dl.ReduceOp.AVG):
@@ -64,7 +73,7 @@ def keeps_values(backend: str) -> None:
             gathered = torch.zeros(2 * size)
             _finish(mcr_dl.all_gather_single(gathered, gathered[:2], **each))
             _finish(mcr_dl.all_gather([torch.zeros(4) for _ in range(size)], torch.ones(4), **each))
-    assert len(seen) == 2 * 6
+    assert len(seen) == 4 * 6 + 2 * 2  # the all_gathers, of which the asynchronous ones are held, in two forms
     for before, after in seen:
         assert before == after
 

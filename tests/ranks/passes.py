@@ -101,13 +101,17 @@ def changes(backend: str) -> None:
         output = call.output
         call.after(lambda: output.copy_(short))
         other = "gloo" if backend == "mpi" else "mpi"
-        work = call.proceed(output=short, backend=other)
+        return call.proceed(output=short, backend=other)
+
+    def see(call: PassedCall) -> Any:
         backends.append(call.backend)
-        return work
+        return call.proceed()
 
     session.start()
     size = mcr_dl.get_world_size()
-    with handler(handle):
+    mcr_dl.register_pass(Handler(handle), "mine")
+    mcr_dl.register_pass(Handler(see), "sees")
+    with chain("mine", "sees"):
         tensor = torch.full((1000,), 1.00390625)  # bfloat16 rounds it to 1
         _both(tensor, backend)
     assert backends == ["gloo" if backend == "mpi" else "mpi"] * 2

@@ -63,8 +63,8 @@ bool PassedCall::asynchronous() const { return passage_ == nullptr || passage_->
 int64_t PassedCall::bytes() const { return larger_side_bytes(call()); }
 
 py::object PassedCall::backend() const {
-  const Slot* slot = passage_ != nullptr ? passage_->slot : slot_ ? &*slot_ : nullptr;
-  return text_or_none(slot == nullptr ? nullptr : &slot->name);
+  if (fate_ != Fate::Open || passage_ == nullptr) return text_or_none(named_);
+  return text_or_none(passage_->slot == nullptr ? nullptr : &passage_->slot->name);
 }
 
 py::object PassedCall::dtype() const {
@@ -122,6 +122,7 @@ void PassedCall::decide(Fate fate) {
 // Before the action: the call's end may free the plan, and a backend may get other memory, another type or reduction.
 void PassedCall::keep_values() {
   kept_ = passage_->call;
+  if (passage_->slot != nullptr) named_ = &passage_->slot->name;  // it lives as long as the process
   memory_ = memory_of(passage_->plan);
   const std::array spans = {&kept_.in_counts, &kept_.in_displs, &kept_.out_counts, &kept_.out_displs};
   if (std::ranges::all_of(spans, [](const auto* span) { return span->empty(); })) return;
@@ -229,7 +230,8 @@ py::object PassedCall::proceed_held() {
   auto slot = slot_;
   if (slot_) slot_->communicator.reset();  // the program may keep this object for long
   auto chain = std::exchange(chain_, nullptr);
-  auto memory = std::exchange(memory_, nullptr);
+  auto memory = memory_;
+  if (passage_ == nullptr) memory_ = nullptr;
   {
     const Unlocked guard;
     issue_held(*deferred, std::move(slot), std::move(chain), std::move(memory));
@@ -301,7 +303,7 @@ void PassedCall::close() {
   passage_ = nullptr;
   failure_ = {};
   outcome_ = {};
-  if (fate_ != Fate::Held) memory_ = nullptr;
+  if (fate_ != Fate::Held || deferred_ == nullptr) memory_ = nullptr;
 }
 
 // The program may go on with the device's stream before a thread of the host has run the step.
