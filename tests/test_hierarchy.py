@@ -82,6 +82,15 @@ def test_automatic(pools: Pools, tmp_path: Path) -> None:
     pools.get("processes", 4).run(hierarchy.automatic, str(path))
 
 
+def test_parts_that_move_no_data(pools: Pools, tmp_path: Path) -> None:
+    """``auto`` does not use candidates with ``null`` as a part, also where the group has no ``null``."""
+    names = ("hier(null,mpi)", "themis(null,mpi)", "mpi")
+    curves = [tables.curve(name, *[time] * 5) for name, time in zip(names, (1, 2, 400), strict=True)]
+    path = tmp_path / "table.json"
+    table_files.write(tables.make(tables.scale(4, curves=tuple(curves), winners=())), path)
+    pools.get("processes", 4).run(hierarchy.without_null, str(path))
+
+
 def test_mesh(pools: Pools) -> None:
     """A DeviceMesh that the default group has for its topology gives dimensions; all ranks have equal networks."""
     answers = pools.get("processes", 4).run(hierarchy.of_a_mesh)

@@ -84,7 +84,7 @@ _FUNCTIONS = (
     "def name_backend(name: str | None) -> str | None:",
     "def set_coalescing(works: list[Work] | None, group: Group | None) -> None:",
     "def add_striped(first: str, second: str) -> None:",
-    "def add_over_dimensions(algorithm: str, parts: list[str]) -> None:",
+    "def add_over_dimensions(algorithm: str, parts: list[str], moves_data: bool) -> None:",
     "def themis_plan(network: list[tuple[str, int, int, int, int]], op: str, nbytes: int, baseline: bool) "
     "-> ThemisPlan | None:",
     "def themis_limits() -> dict[str, int]:",

@@ -65,10 +65,11 @@ void DimensionsCommunicator::abort() noexcept {
   }
 }
 
-Registry::Entry& DimensionsBackend::add(std::string_view algorithm, const std::vector<std::string>& parts) {
+Registry::Entry& DimensionsBackend::add(std::string_view algorithm, const std::vector<std::string>& parts,
+                                        bool moves_data) {
   const auto name = over_dimensions(algorithm, parts);
   if (auto* entry = Registry::instance().find(name)) return *entry;
-  return Registry::instance().add(name, std::make_unique<DimensionsBackend>(parts));
+  return Registry::instance().add(name, std::make_unique<DimensionsBackend>(parts, moves_data));
 }
 
 std::string DimensionsBackend::library() const { return "collectives in steps over " + joined(parts_, {}, ", then "); }
@@ -86,9 +87,10 @@ Dimensions dimensions_of(Group& group, const std::string& name) {
     throw Error(ErrorCode::InvalidArgument,
                 "expected " + outermost + " among the backends of group '" + group.spec().name + "'");
   }
-  // By the group's own communicators, as not every rank has one in each dimension.
-  const bool moves_data = std::ranges::all_of(backends, [&](const auto& backend) {
-    const auto* slot = group.find(backend);
+  // By the backends, and by the group's own communicators, as not every rank has one in each dimension.
+  const auto* over = dynamic_cast<const DimensionsBackend*>(entry->backend.get());
+  const bool moves_data = over != nullptr && over->moves_data() && std::ranges::all_of(backends, [&](const auto& part) {
+    const auto* slot = group.find(part);
     return slot == nullptr || slot->communicator->moves_data();
   });
   return {*entry, whole->communicator, moves_data};

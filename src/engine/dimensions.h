@@ -19,7 +19,7 @@ namespace mcr {
 struct Dimensions {
   Registry::Entry& entry;
   std::shared_ptr<Communicator> whole;  // the outermost backend's
-  bool moves_data;                      // as far as the group has the backends; equal on all ranks
+  bool moves_data;                      // as Communicator::moves_data(); equal on all ranks
 };
 
 /// Throws InvalidArgument unless the candidate `name` is registered and the group has its outermost backend.
@@ -76,15 +76,19 @@ class DimensionsCommunicator : public Communicator {
 /// The registry's backend for such candidates; their communicators are made by functions of the algorithms.
 class DimensionsBackend final : public Backend {
  public:
-  explicit DimensionsBackend(std::vector<std::string> parts) : parts_(std::move(parts)) {}
+  /// `moves_data`: whether all parts do, as far as the caller knows; equal on all ranks.
+  DimensionsBackend(std::vector<std::string> parts, bool moves_data)
+      : parts_(std::move(parts)), moves_data_(moves_data) {}
   /// The entry "hier(first,...)".
-  static Registry::Entry& add(std::string_view algorithm, const std::vector<std::string>& parts);
+  static Registry::Entry& add(std::string_view algorithm, const std::vector<std::string>& parts, bool moves_data);
+  bool moves_data() const { return moves_data_; }
 
   std::string library() const override;
   std::unique_ptr<Communicator> connect(const GroupSpec& spec) override;
 
  private:
   const std::vector<std::string> parts_;
+  const bool moves_data_;
 };
 
 }  // namespace mcr

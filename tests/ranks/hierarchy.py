@@ -307,6 +307,23 @@ def automatic(table: str) -> None:
     session.stop()
 
 
+def without_null(table: str) -> None:
+    """Calls that name no backend move their data, though the table has candidates with ``null`` for the cheapest, which
+    the group itself does not have."""
+    session.stop()
+    with _grid():
+        mcr_dl.init_process_group("mpi,hier(null,mpi),themis(null,mpi)", tuning_table=table)
+    tensor = torch.ones(4)
+    for candidate in (None, "hier(null,mpi)", "themis(null,mpi)"):
+        mcr_dl.all_reduce(tensor, backend=candidate)
+        if candidate is None:
+            assert tensor.eq(mcr_dl.get_world_size()).all(), tensor
+    explained = mcr_dl.explain("all_reduce", 16)
+    assert explained.candidate == "mpi", explained
+    assert not [name for name in explained.predicted_us if "null" in name], explained
+    session.stop()
+
+
 def of_a_mesh() -> tuple[Any, Any]:
     """New groups get the dimensions of the default group's mesh; the network and the plans."""
     session.stop()

@@ -110,6 +110,7 @@ class _Gloo(TorchLibrary):
 
 class _Fake(TorchLibrary):
     measured = False
+    moves_data = False
 
     def _missing(self) -> str | None:
         return None if importlib.util.find_spec(_FAKE_MODULE) else f"this torch has no {_FAKE_MODULE}"

@@ -54,6 +54,7 @@ class Library:
     variable = ""  # the environment variable that names its library, and thereby asks for the backend
     devices: tuple[str, ...] = ("cpu",)  # whose memory its calls take; device tensors reach host libraries by staging
     measured = True  # whether benchmarks and tuning measure it
+    moves_data = True  # as its communicators answer: a group may use parts of it without a communicator on each rank
     together = False  # whether its library starts on all ranks together, so that init must name it
     communicators = False  # whether it can work on a communicator that the program has made
     networks = False  # whether hierarchies use it between hosts, and stripes use it for one of several networks

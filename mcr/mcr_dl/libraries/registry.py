@@ -214,7 +214,8 @@ def load(name: str) -> str:
         for part in parts:
             load(part)
         if is_hierarchical(name):
-            _C.add_over_dimensions(_C.Candidate(name).algorithm, parts)
+            moves_data = all(describe(each).moves_data for each in parts_of(name))
+            _C.add_over_dimensions(_C.Candidate(name).algorithm, parts, moves_data)
         else:
             _C.add_striped(*parts)
         return ""
