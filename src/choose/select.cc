@@ -232,8 +232,9 @@ Slot* Selector::choose(const Call& call, int64_t bytes, Timing& timing) {
   // Not tried: point-to-point calls, as not all ranks make them; calls whose size not all ranks know; device calls,
   // whose time the host's clock does not show.
   if (row(call.op).is(kPeer) || bytes < 0 || bytes > INT_MAX || call.device.type != DeviceType::CPU) return &slot;
-  // Asynchronous calls have no time of their own, and one of any form may be asynchronous on some ranks.
-  if (refinement_ != nullptr && (call.asynchronous || call.any_form)) return &slot;
+  // Asynchronous calls have no time of their own, and one of any form may be asynchronous on some ranks. The group
+  // decides that: a call that different threads make, as in a step of a pass, has any form on some ranks only.
+  if (refinement_ != nullptr && (call.asynchronous || (call.any_form && timing.any_form))) return &slot;
   if (refinement_ != nullptr) return refined(call, bytes, slot, timing.stopwatch);
   // Passes may issue calls in an order of their own, which the trials of two ranks might count differently.
   if (!tried) return &slot;

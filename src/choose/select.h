@@ -87,6 +87,7 @@ inline Error no_backend() { return {ErrorCode::Unavailable, "the group has no ba
 struct Timing {
   explicit Timing(bool direct) : direct(direct) {}
   const bool direct;             // no pass has issued the call; others take no part in trials
+  bool any_form = false;         // Group::any_form()
   Stopwatch stopwatch;           // for refinement
   std::shared_ptr<Trial> trial;  // null: not timed by the trials
 };

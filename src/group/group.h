@@ -71,7 +71,9 @@ class Group : public std::enable_shared_from_this<Group> {
   Slot& choose(const Call& call) { return slots_.size() == 1 ? slots_.front() : selector_.choose(call); }
   /// The candidate for a call of the program: as Selector::choose().
   Slot* choose(const Call& call, int64_t bytes, Timing& timing) {
-    return slots_.size() == 1 ? &slots_.front() : selector_.choose(call, bytes, timing);
+    if (slots_.size() == 1) return &slots_.front();
+    timing.any_form = any_form();
+    return selector_.choose(call, bytes, timing);
   }
   /// Sets the passes of all later calls, in order. Called at the same point in the order of calls on all ranks. Running
   /// and held calls keep the chain with which they entered.

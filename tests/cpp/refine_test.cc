@@ -263,9 +263,11 @@ TEST(forced_unsized_asynchronous_and_point_to_point_calls_never_do) {
   CHECK(trio.calls()["a"] == 100);
   auto any = reduced;
   any.any_form = true;
+  trio.group().set_any_form(true);
   trio.clear();
   for (int i = 0; i < 100; ++i) ranks::start(trio.group(), any), ranks::run(trio.group(), any);
   CHECK(trio.calls()["a"] == 200);
+  trio.group().set_any_form(false);
   auto message = call(Op::send, 4);
   message.out = ranks::buffer(out);
   message.root = 1;
@@ -273,6 +275,16 @@ TEST(forced_unsized_asynchronous_and_point_to_point_calls_never_do) {
   for (int i = 0; i < 100; ++i) ranks::run(trio.group(), message);
   CHECK(trio.calls()["a"] == 100);
   CHECK(trio.selector().refinement()->buckets().empty());
+}
+
+TEST(the_thread_of_a_call_does_not_decide_whether_it_does) {
+  for (const bool of_another_thread : {false, true}) {
+    Trio trio(known());
+    trio.selector().refine(2);
+    auto made = call(Op::all_reduce, 4);
+    made.any_form = of_another_thread;
+    CHECK(trio.run(made, 100)["a"] < 100);
+  }
 }
 
 TEST(agreed_costs_change_the_choice_and_change_it_back) {

@@ -149,7 +149,9 @@ std::optional<std::chrono::milliseconds> duration_of(PyObject* value) {
     PyErr_Clear();
     return std::nullopt;
   }
-  return std::chrono::milliseconds(static_cast<int64_t>(std::ceil(std::clamp(number, -1.0, kForever) * 1000)));
+  const double limited = std::clamp(number, -1.0, kForever) * 1000;
+  // Away from 0, which has a meaning of its own.
+  return std::chrono::milliseconds(static_cast<int64_t>(limited < 0 ? std::floor(limited) : std::ceil(limited)));
 }
 
 std::chrono::milliseconds milliseconds(PyObject* value, const char* parameter) {
