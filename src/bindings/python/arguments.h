@@ -30,7 +30,7 @@ int64_t not_negative(PyObject* value, const char* parameter, const char* expecte
 /// Valid as long as the object lives. `expected`: for the error, such as "the name of a backend".
 std::string_view string(PyObject* value, const char* parameter, const char* expected);
 std::vector<int64_t> integers(PyObject* value, const char* parameter);
-/// A timedelta or seconds, rounded up; none of another object, infinity or NaN.
+/// A timedelta or seconds, rounded away from 0; none of another object, infinity or NaN.
 std::optional<std::chrono::milliseconds> duration_of(PyObject* value);
 /// A timedelta or seconds; throws for another object and for 0 or less.
 std::chrono::milliseconds milliseconds(PyObject* value, const char* parameter);
