@@ -113,14 +113,23 @@ Activity::What activity_of(const Passage& passage) {
           .op = passage.call.op};
 }
 
-// Runs an admitted call. If it fails before anything was sent, perhaps only on this rank, it returns its number.
+// Gives back the number of a call that has failed before anything was sent, perhaps only on this rank.
+void withdraw(Position& position, const Passage& passage) {
+  if (row(passage.call.op).is(kPeer)) {
+    position.withdraw_message(passage.notes.seq);
+  } else {
+    position.withdraw(passage.notes.seq);
+  }
+}
+
+// Runs an admitted call.
 template <class Body>
 auto counted(Passage& passage, const Body& body) {
   try {
     return body();
   } catch (...) {
     passage.plan.sent = passage.notes.sent;
-    if (!passage.notes.sent && !row(passage.call.op).is(kPeer)) passage.group.position().withdraw(passage.notes.seq);
+    if (!passage.notes.sent) withdraw(passage.group.position(), passage);
     throw;
   }
 }
@@ -302,7 +311,6 @@ class Issue {
                                               std::string(name(call.device.type)) + ", and no fallback");
     }
     span_ = Profiler::span(call.op, slot->name);
-    prepared_ = true;
   }
 
   bool polled() const {
@@ -355,10 +363,6 @@ class Issue {
     try {
       throw;
     } catch (const Error& error) {
-      const auto number = passage_.notes.seq;
-      if (!prepared_ && number != 0 && row(passage_.call.op).is(kPeer)) {
-        passage_.group.position().withdraw_message(number);
-      }
       throw refusal(passage_, error);
     }
   }
@@ -367,7 +371,6 @@ class Issue {
   CallerLock* const lock_;
   Timing timing_;
   bool brief_ = false;
-  bool prepared_ = false;  // the library may have got the call
   Decision decision_;
   std::unique_ptr<Profiler::Span> span_;
 };
