@@ -343,7 +343,7 @@ def wrong_starts() -> None:
 
 
 def left_blocks() -> None:
-    """A block that an exception has left, on a thread that ends, releases its tensors with the next block."""
+    """A block that an exception has left, on a thread that ends, releases its tensors with the next call or block."""
     session.start()
     group = dist.distributed_c10d._get_default_group()
     references: list[weakref.ref[torch.Tensor]] = []
@@ -354,19 +354,23 @@ def left_blocks() -> None:
         group._start_coalescing(CPU)
         group.allreduce([tensor])
 
-    for _ in range(3):
-        thread = threading.Thread(target=leave)
-        thread.start()
-        thread.join()
-    tensor = torch.ones(3)
-    with dist._coalescing_manager(group, CPU, async_ops=True) as block:
-        group.allreduce([tensor])
-    block.wait()
-    assert tensor.tolist() == [float(dist.get_world_size())] * 3
-    deadline = time.monotonic() + 20
-    while any(each() is not None for each in references):
-        assert time.monotonic() < deadline, "the tensors are still there"
-        time.sleep(0.01)
+    for in_block in (True, False):
+        for _ in range(3):
+            thread = threading.Thread(target=leave)
+            thread.start()
+            thread.join()
+        tensor = torch.ones(3)
+        if in_block:
+            with dist._coalescing_manager(group, CPU, async_ops=True) as block:
+                group.allreduce([tensor])
+            block.wait()
+        else:
+            group.allreduce([tensor]).wait()
+        assert tensor.tolist() == [float(dist.get_world_size())] * 3
+        deadline = time.monotonic() + 20
+        while any(each() is not None for each in references):
+            assert time.monotonic() < deadline, "the tensors are still there"
+            time.sleep(0.01)
 
 
 def blocks_that_an_exception_leaves() -> None:

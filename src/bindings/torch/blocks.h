@@ -17,7 +17,7 @@ namespace mcr::python {
 
 /// The blocks of calls between startCoalescing() and endCoalescing() of one group. Each thread has one at most, which
 /// calls of other threads are not in. A block that an exception has left ends when its thread begins another one, or
-/// once the thread has ended.
+/// with the next call of another thread once its own has ended.
 class Blocks {
  public:
   using Parts = TorchWork::Parts;
@@ -35,7 +35,9 @@ class Blocks {
   /// The works of this thread's block; null outside of one, and after an error in it.
   Parts* current() {
     if (count_.load(std::memory_order_relaxed) == 0) return nullptr;  // this thread sees the blocks that it has begun
+    std::vector<Block> left;
     const std::lock_guard lock(mutex_);
+    remove_left(left);
     const auto found = blocks_.find(thread().number);
     return found == blocks_.end() || found->second.broken ? nullptr : &found->second.parts;
   }
@@ -82,6 +84,7 @@ class Blocks {
       if (over) left.push_back(std::move(block->second));
       block = over ? blocks_.erase(block) : std::next(block);
     }
+    count_ = blocks_.size();
   }
 
   std::mutex mutex_;
