@@ -39,6 +39,9 @@ constexpr int kPollsWithLock = 32;
 // A wait checks for interrupts at this interval: Ctrl-C is noticed within this time.
 constexpr std::chrono::milliseconds kSlice{100};
 
+// How long the works of a group that ends are tried to end.
+constexpr std::chrono::seconds kEnding{1};
+
 // Adds a wait for an incomplete Work to its record, if there is one.
 class LoggedWait {
  public:
@@ -108,6 +111,14 @@ bool aborted(const Work& work) {
   throw Error(code, text);
 }
 
+// False: the work is complete, or a thread stays in its poll.
+bool ended_with_group(Work& work) noexcept {
+  const auto* lost = Position::lost(*work.context().group);
+  if (lost != nullptr) return work.expire(ErrorCode::PeerLost, work.what() + ": " + *lost);
+  if (Stop::requested()) return work.expire(ErrorCode::Desync, Stop::text());
+  return work.expire(ErrorCode::NotInitialized, destroyed_text(work));
+}
+
 }  // namespace
 
 Error late(const Work& work, std::chrono::milliseconds limit) {
@@ -166,8 +177,8 @@ void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt, Call
 bool drain(const std::vector<std::string>& groups, std::chrono::milliseconds limit, Interrupt interrupt) {
   const auto deadline = std::chrono::steady_clock::now() + limit;
   for (const auto& work : Registry::instance().watched(std::numeric_limits<std::size_t>::max())) {
-    if (work->is_part() || std::ranges::find(groups, *work->context().group) == groups.end()) continue;
-    for (;;) {
+    if (std::ranges::find(groups, *work->context().group) == groups.end()) continue;
+    while (!work->is_part()) {  // it may become one soon after its start
       const auto left = deadline - std::chrono::steady_clock::now();
       if (work->wait_for(std::clamp<std::chrono::nanoseconds>(left, std::chrono::nanoseconds(0), kSlice))) break;
       if (Stop::requested()) return true;
@@ -178,20 +189,16 @@ bool drain(const std::vector<std::string>& groups, std::chrono::milliseconds lim
   return true;
 }
 
+// A thread that stays in a poll, as in a step of a pass, keeps its work from that: then it is tried again for a while.
 void end_works(const std::vector<std::string>& groups) noexcept {
-  const auto desync = Stop::requested() ? Stop::text() : std::string();
-  for (const auto& work : Registry::instance().watched(std::numeric_limits<std::size_t>::max())) {
-    const auto& label = *work->context().group;
-    if (work->completed() || work->is_part() || std::ranges::find(groups, label) == groups.end()) continue;
-    const auto* lost = Position::lost(label);
-    if (lost != nullptr) {
-      work->expire(ErrorCode::PeerLost, work->what() + ": " + *lost);
-    } else if (!desync.empty()) {
-      work->expire(ErrorCode::Desync, desync);
-    } else {
-      work->expire(ErrorCode::NotInitialized, destroyed_text(*work));
-    }
-  }
+  const auto deadline = std::chrono::steady_clock::now() + kEnding;
+  auto works = Registry::instance().watched(std::numeric_limits<std::size_t>::max());
+  std::erase_if(works, [&](const auto& work) {
+    return work->is_part() || std::ranges::find(groups, *work->context().group) == groups.end();
+  });
+  do {
+    std::erase_if(works, [](const auto& work) { return ended_with_group(*work) || work->completed(); });
+  } while (!works.empty() && std::chrono::steady_clock::now() < deadline);
 }
 
 // Blocking calls of other groups wait for operations that passes hold, unless these have been abandoned.

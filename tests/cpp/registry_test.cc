@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/registry.h"
 
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "check.h"
 #include "ranks.h"
@@ -75,6 +80,33 @@ TEST(a_reason_is_remembered) {
 TEST(draining_several_backends) {
   Registry::instance().load("null", NULL_MODULE);
   CHECK(Registry::instance().drain({"null", "never named"}, std::chrono::seconds(10)));
+}
+
+TEST(a_work_whose_polls_are_long_ends_with_its_group) {
+  struct Long : Request {
+    explicit Long(std::shared_ptr<std::atomic<int>> count) : polls(std::move(count)) {}
+    bool poll() override {
+      ++*polls;
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      return false;
+    }
+    std::shared_ptr<std::atomic<int>> polls;
+  };
+  static const std::string label = "group 'long', rank 0 of 1", backend = "long";
+  auto& entry = Registry::instance().load(backend, NULL_MODULE);
+  const auto polls = std::make_shared<std::atomic<int>>(0);
+  auto work = std::make_shared<Work>(Work::Context{Op::recv, &label, &backend, nullptr, &entry.progress, {}}, Plan{});
+  Requests requests;
+  requests.push_back(std::make_unique<Long>(polls));
+  work->attach(std::move(requests));
+  entry.progress.watch(work);
+  while (*polls == 0) std::this_thread::yield();
+  end_works({"another group"});
+  CHECK(!work->completed());
+  end_works({label});
+  const auto got = ranks::failure([&] { work->rethrow(); });
+  CHECK(got.code == ErrorCode::NotInitialized && check::has(got.text, "long.recv", "the group has been destroyed"));
+  entry.progress.stop();
 }
 
 TEST(shutdown_reaches_every_backend) {
