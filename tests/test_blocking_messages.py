@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A blocking receive that cannot complete raises, and leaves the process and the group usable."""
+"""Blocking calls that poll: one that cannot complete raises, and leaves the process and the group usable."""
 
 from __future__ import annotations
 
@@ -18,10 +18,19 @@ def test_interrupt(nursery: Nursery, backend: str) -> None:
     assert "RAISED KeyboardInterrupt" in ranks[0].text
 
 
+@pytest.mark.parametrize(
+    ("backend", "call"), [("mpi", "recv"), ("gloo", "recv"), ("shm", "recv"), ("gloo", "barrier"), ("shm", "barrier")]
+)
+def test_interrupt_that_the_program_handles(nursery: Nursery, backend: str, call: str) -> None:
+    """The call goes on, and the process is not ended."""
+    jobs.interrupted(nursery, "blocking_messages", ["handled", backend, call])
+
+
 @backends
-def test_timeout(nursery: Nursery, backend: str) -> None:
-    """The receive stays under way, and the group still works."""
-    ranks = jobs.start(nursery, "blocking_messages", ["late", backend], 2)
+@pytest.mark.parametrize("name", ["late", "late_after_a_pass"])
+def test_timeout(nursery: Nursery, backend: str, name: str) -> None:
+    """The receive stays under way, and the group still works, even if a pass has worked before the wait."""
+    ranks = jobs.start(nursery, "blocking_messages", [name, backend], 2)
     jobs.end(nursery, ranks)
     jobs.expect(ranks, 0, "DONE")
     call = f"{backend}.recv (group 'default', rank 0 of 2): message 1 of 12 bytes"

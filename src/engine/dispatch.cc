@@ -176,6 +176,7 @@ class Issue {
       if (decision_.form == Form::Staged) return finish(stage());
       if (polled()) lane = Lane(false);
       if (lane.blocking() && Executor::any() && passage_.slot->communicator->excludes_threads()) [[unlikely]] {
+        const Activity::Polling polling;
         Executor::finish(passage_.group.position(), passage_.call.timeout, passage_.interrupt);
       }
       issue(lane);
@@ -268,6 +269,7 @@ class Issue {
     auto& group = passage_.group;
     const auto limit = passage_.call.timeout;
     const Activity activity(activity_of(passage_));
+    const Activity::Polling polling;
     const auto begin = std::chrono::steady_clock::now();
     group.selector().await_trials(passage_.call, [&] {
       check_wait(group.position().lost(), passage_.interrupt, peer_lost);

@@ -12,6 +12,7 @@
 #include "device/stream_pool.h"
 #include "engine/flatten.h"
 #include "engine/wait.h"
+#include "observe/activity.h"
 #include "observe/position.h"
 
 namespace mcr {
@@ -163,6 +164,7 @@ void run_on_stream(Passage& passage) {
     const DeviceGuard guard(call.device);
     met.record(stream);
   }
+  const Activity::Polling polling;
   const auto begin = Clock::now();
   auto look = begin;
   while (!met.passed()) {

@@ -148,6 +148,7 @@ void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt, Call
   if (polls_through(work)) return leave(work);
   const Waiting waiting(work.progress());
   const auto& call = work.context();
+  const Activity::Pause pause;  // of a blocking call that polls: its timeout and Ctrl-C end it here
   const Activity activity({.label = call.group,
                            .backend = call.backend,
                            .seq = call.seq,

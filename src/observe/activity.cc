@@ -79,6 +79,17 @@ Activity::Pause::~Pause() {
   if (paused_) begin(*of_thread_, call_);
 }
 
+Activity::Polling::Polling() noexcept {
+  if (!call_.paused_) return;
+  auto polling = call_.call_;
+  polling.waits = true;
+  begin(*of_thread_, polling);
+}
+
+Activity::Polling::~Polling() {
+  if (call_.paused_) end(*of_thread_);
+}
+
 std::vector<Activity::Reading> Activity::all() {
   std::vector<Reading> readings;
   const std::lock_guard lock(List::instance().mutex);

@@ -25,7 +25,7 @@ class Activity {
     std::chrono::milliseconds limit{0};
     Op op = Op::barrier;
     bool connects = false;  // inside the creation of communicators: `op` is not used
-    bool waits = false;     // waits for an asynchronous operation, with a timeout of its own
+    bool waits = false;     // polls, and looks for its timeout, lost ranks and Ctrl-C itself
   };
 
   explicit Activity(const What& what) noexcept {
@@ -38,8 +38,7 @@ class Activity {
   Activity(const Activity&) = delete;
   Activity& operator=(const Activity&) = delete;
   ~Activity() {
-    if (mark_ == nullptr) return;
-    mark_->turn.store(mark_->turn.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+    if (mark_ != nullptr) end(*mark_);
   }
 
   /// For its lifetime, the calling thread is not inside its call: calls that it makes meanwhile have marks of their
@@ -52,8 +51,22 @@ class Activity {
     ~Pause();
 
    private:
+    friend class Activity;
     What call_;
     bool paused_ = false;
+  };
+
+  /// For its lifetime, the call that the calling thread is inside `waits`: the watch leaves it alone. The time of the
+  /// call begins anew at both ends.
+  class Polling {
+   public:
+    Polling() noexcept;
+    Polling(const Polling&) = delete;
+    Polling& operator=(const Polling&) = delete;
+    ~Polling();
+
+   private:
+    const Pause call_;
   };
 
   /// One thread's activity, as other threads see it. `turn` tells the thread's activities apart.
@@ -82,6 +95,9 @@ class Activity {
   static constexpr uint32_t kConnects = 1u << 8;
   static constexpr uint32_t kWaits = 1u << 9;
 
+  static void end(Mark& mark) noexcept {
+    mark.turn.store(mark.turn.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+  }
   static void begin(Mark& mark, const What& what) noexcept {
     mark.label.store(what.label, std::memory_order_release);
     mark.backend.store(what.backend, std::memory_order_release);

@@ -170,6 +170,53 @@ TEST(a_paused_activity_is_not_seen_and_begins_anew) {
   CHECK(after.what.op == Op::all_gather);
 }
 
+TEST(a_call_that_polls_waits_meanwhile) {
+  {
+    const Activity::Polling none;  // the thread is in no call
+    CHECK(Activity::all().empty());
+  }
+  const Activity call({.label = &kLabel, .seq = 7, .limit = 5s, .op = Op::all_gather});
+  const auto before = Activity::all().at(0);
+  uint64_t meanwhile = 0;
+  {
+    const Activity::Polling polling;
+    const auto reading = Activity::all().at(0);
+    meanwhile = reading.turn;
+    CHECK(reading.what.waits && reading.what.seq == 7 && reading.what.limit == 5s && reading.what.label == &kLabel);
+  }
+  const auto after = Activity::all().at(0);
+  CHECK(!after.what.waits && after.what.seq == 7 && after.what.limit == 5s && after.what.op == Op::all_gather);
+  CHECK(before.turn != meanwhile && meanwhile != after.turn);
+}
+
+TEST(a_wait_in_a_call_has_an_activity_of_its_own) {
+  static const std::string backend = "fake";
+  class Looks : public Request {
+   public:
+    explicit Looks(std::vector<Activity::Reading>& seen) : seen_(seen) {}
+    bool poll() override {
+      if (++polls_ == 100) seen_ = Activity::all();
+      return polls_ == 100;
+    }
+
+   private:
+    std::vector<Activity::Reading>& seen_;
+    int polls_ = 0;
+  };
+  const Activity outer({.label = &kLabel, .seq = 7, .limit = 1ms});
+  const auto before = Activity::all().at(0);
+  std::vector<Activity::Reading> seen;
+  Work work(Work::Context{Op::all_reduce, &kLabel, &backend, nullptr, nullptr, 60s, 8, 4}, Plan{});
+  Requests requests;
+  requests.push_back(std::make_unique<Looks>(seen));
+  work.attach(std::move(requests));
+  wait(work, 60s, nullptr);
+  CHECK(seen.size() == 1 && seen[0].turn != before.turn);
+  CHECK(seen.at(0).what.waits && seen.at(0).what.seq == 8 && seen.at(0).what.limit == 60s);
+  const auto after = Activity::all().at(0);
+  CHECK(after.turn != before.turn && !after.what.waits && after.what.seq == 7 && after.what.limit == 1ms);
+}
+
 TEST(activities_of_a_thread_have_different_turns) {
   uint64_t turns[2];
   for (auto& turn : turns) {

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank 0 waits in a blocking receive that something ends: blocking_messages.py NAME BACKEND. Tests check the output."""
+"""Rank 0 waits in a blocking call that polls, most often a receive that something ends: blocking_messages.py NAME
+BACKEND [CALL]. Tests check the output."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from datetime import timedelta
 import torch
 
 import mcr_dl as dist
+from mcr_dl.passes import PassedCall
 
 LONG = timedelta(seconds=60)
 
@@ -54,6 +56,50 @@ def interrupted(backend: str) -> None:
     if dist.get_rank() == 0:
         threading.Timer(0.3, say, ["WAITING"]).start()
         receive(tensor, KeyboardInterrupt)
+    go_on(tensor)
+
+
+def handled(backend: str, call: str) -> None:
+    """SIGINT, which the test sends, has a handler of the program: the call goes on."""
+    dist.init_process_group(backend, timeout=LONG)
+    tensor, rank = torch.ones(1), dist.get_rank()
+    dist.barrier()
+    if rank == 0:
+        # Later than the watch would end a call that cannot be left.
+        later = threading.Timer(3, lambda: dist.isend(tensor, 1, tag=1))
+        signal.signal(signal.SIGINT, lambda *_: later.start())
+        threading.Timer(0.3, say, ["WAITING"]).start()
+    else:
+        dist.recv(tensor, 0, tag=1)
+    if call == "barrier":
+        dist.barrier()
+    elif rank == 0:
+        dist.recv(tensor, 1)
+    else:
+        dist.send(tensor, 0)
+    say("DONE")
+
+
+class Slow:
+    """A pass that works before the receives of rank 0 for most of their timeout."""
+
+    name = "slow"
+
+    def handle(self, call: PassedCall) -> object:
+        """As passes do."""
+        if call.op == "recv" and dist.get_rank() == 0:
+            time.sleep(2.5)
+        return call.proceed()
+
+
+def late_after_a_pass(backend: str) -> None:
+    """A timeout of the call, which counts from the wait."""
+    dist.init_process_group(backend, timeout=LONG)
+    dist.register_pass(Slow(), "slow")
+    dist.set_passes(["slow"])
+    tensor = torch.zeros(3)
+    if dist.get_rank() == 0:
+        receive(tensor, dist.CollectiveTimeoutError, timeout=3)
     go_on(tensor)
 
 

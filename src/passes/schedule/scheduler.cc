@@ -174,6 +174,7 @@ Outcome Scheduler::handle(Passage& passage, const Next& next) {
 }
 
 void Scheduler::synchronize_before(const Passage& passage) {
+  const Activity::Polling polling;
   const auto deadline = std::chrono::steady_clock::now() + passage.call.timeout;
   while (!control_->enforcer()->synchronize(kSlice)) {
     check_wait(passage.group.position().lost(), passage.interrupt,
