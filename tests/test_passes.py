@@ -47,7 +47,9 @@ def test_calls_of_a_pass_name_no_backend(pools: Pools, backend: str) -> None:
 
 @sizes
 @real
-@pytest.mark.parametrize("name", ["keeps_values", "keeps_views", "keeps_counts", "releases_tensors"])
+@pytest.mark.parametrize(
+    "name", ["keeps_values", "replaces_a_factors_tensor", "keeps_views", "keeps_counts", "releases_tensors"]
+)
 def test_a_call_after_the_action(pools: Pools, size: int, backend: str, name: str) -> None:
     pools.get("processes", size).run(getattr(passed_calls, name), backend)
 

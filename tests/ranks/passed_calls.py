@@ -12,7 +12,9 @@ from typing import Any
 import torch
 
 import mcr_dl
+from mcr_dl import InvalidTypeError
 from mcr_dl.passes import PassedCall
+from mcr_dl.testing.expect import expect
 from ranks import session
 from ranks.passes import handler
 
@@ -76,6 +78,28 @@ def keeps_values(backend: str) -> None:
     assert len(seen) == 4 * 6 + 2 * 2  # the all_gathers, of which the asynchronous ones are held, in two forms
     for before, after in seen:
         assert before == after
+
+
+def replaces_a_factors_tensor(backend: str) -> None:
+    """A sum with a factor in another dtype, which must be one that takes a factor."""
+    refused: list[str] = []
+
+    def handle(call: PassedCall) -> Any:
+        output, short = call.output, call.output.bfloat16()
+        expect(InvalidTypeError, lambda: call.proceed(output=short.int()), "PREMUL_SUM is not defined for int32")
+        refused.append(call.reduction)
+        call.after(lambda: output.copy_(short))
+        return call.proceed(output=short)
+
+    session.start()
+    size = mcr_dl.get_world_size()
+    with handler(handle):
+        for mode in (False, True):
+            tensor = torch.full((5,), 1.00390625)  # bfloat16 rounds it to 1
+            factor = torch.distributed._make_nccl_premul_sum(2.0)
+            _finish(mcr_dl.all_reduce(tensor, op=factor, backend=backend, async_op=mode))
+            assert tensor.tolist() == [2.0 * size] * 5
+    assert refused == ["PREMUL_SUM"] * 2
 
 
 def keeps_views(backend: str) -> None:

@@ -160,9 +160,17 @@ at::Tensor PassedCall::replacement(Tensors& tensors, const Buffer& side, const c
                                                 std::to_string(side.count) + " elements, got " +
                                                 std::to_string(tensor.numel()));
   }
-  if (row(call.op).is(kReduces) && !defined(tensors.dtype(), call.red)) {
+  if (!row(call.op).is(kReduces)) return tensor;
+  const auto dtype = tensors.dtype();
+  const bool factor = takes_factor(dtype, call.red);
+  if (!factor && !defined(dtype, call.red)) {
     throw Error(ErrorCode::InvalidType, "pass '" + pass_ + "': " + name + ": " + std::string(mcr::name(call.red)) +
-                                            " is not defined for " + std::string(row(tensors.dtype()).name));
+                                            " is not defined for " + std::string(row(dtype).name));
+  }
+  if (factor && call.factor_data != nullptr && dtype != call.dtype) {
+    throw Error(ErrorCode::InvalidType,
+                "pass '" + pass_ + "': " + name + ": expected " + std::string(row(call.dtype).name) +
+                    ", the type of the factor on the device, got " + std::string(row(dtype).name));
   }
   return tensor;
 }
