@@ -39,6 +39,14 @@ TEST(a_buffer_never_holds_more_than_its_size) {
   CHECK(sum == 15);
 }
 
+TEST(a_flush_needs_no_memory_for_a_whole_buffer_that_is_large) {
+  One one(limits(int64_t{1} << 50));
+  std::vector<Floats> data{Floats(6), Floats(3)};
+  for (auto& floats : data) one.start(call(Op::all_reduce, floats));
+  CHECK(one.finish() && one.fused.calls.size() == 1 && one.fused.calls.front().out.count == 9);
+  for (const auto& work : one.works) CHECK(!work->failed());
+}
+
 TEST(the_least_priority_goes_first) {
   One one(limits(1000));
   std::vector<Floats> data{Floats(1), Floats(2), Floats(4), Floats(8)};

@@ -15,6 +15,9 @@ namespace mcr {
 
 namespace {
 
+// Flushes have memory of the buffer's size, so that the next one can use it again; beyond this, of their own size.
+constexpr int64_t kReused = int64_t{64} << 20;
+
 // Calls of equal kinds can be done by one collective. Equal on all ranks, as all inputs are.
 FuseKind kind_of(const Call& call, const Slot& slot, int64_t pass) {
   int64_t number = call.root;
@@ -318,7 +321,7 @@ std::shared_ptr<Work> FuseStream::carry(const Parts& parts) {
   std::vector<Call> calls;
   for (const auto& part : parts) calls.push_back(part->call);
   const auto schedule = Schedule::make();
-  fuse(calls, shadow_->rank(), shadow_->size(), *schedule, parts.front()->limits.buffer_bytes);
+  fuse(calls, shadow_->rank(), shadow_->size(), *schedule, std::min(parts.front()->limits.buffer_bytes, kReused));
   const auto run = make_pooled<Run>(schedule);
   run->begin([&](const Task& task, Requests& requests) {
     Slot used = slot;
