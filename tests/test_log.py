@@ -114,6 +114,13 @@ def test_a_call_that_one_rank_refuses(pools: Pools) -> None:
     assert others == [calls, calls]
 
 
+def test_a_message_that_one_rank_refuses(pools: Pools) -> None:
+    """It gets no number, so views do not count it among those that were sent."""
+    sender, receiver = pools.get("processes", 2).run(log_views.refused_message)
+    assert sender == [(0, "send", "failed"), (1, "send", "completed")]
+    assert receiver == [(1, "recv", "completed")]
+
+
 def test_stragglers_of_a_subgroup(pools: Pools) -> None:
     """``log_summary`` of a group, on all ranks of the job."""
     pools.get("processes", 3).run(log_views.stragglers_of_a_subgroup)

@@ -13,8 +13,10 @@ from torch.distributed.flight_recorder import fr_trace
 
 from harness import Pools
 from mcr_dl.trace import _clock, _files
+from mcr_dl.trace._flight_recorder import flight_recorder
 from mcr_dl.trace.cli import main
 from ranks import log
+from traces import group_of, record_of, trace_of
 
 
 def _analyse(traces: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> Any:
@@ -40,6 +42,16 @@ def test_torch_analyses_a_clean_run(pools: Pools, tmp_path: Path, capsys: pytest
         collectives = ["all_reduce", "all_to_all"] * 2 + ["all_gather_v", "reduce", *["all_reduce"] * 3, "barrier"]
         assert [kind for kind in kinds if kind in collectives] == collectives
         assert len([kind for kind in kinds if kind.startswith(("send", "recv"))]) == 1
+
+
+def test_refused_calls_are_left_out() -> None:
+    """Of two messages that rank 0 makes and rank 1 receives once, one was not sent; a failed one was, perhaps."""
+    ends = {"tag": 0, "state": "failed"}
+    sends = [record_of("send", 0, 1, root=1, seq=seq, **ends) for seq in (0, 1)]
+    receives = [record_of("recv", 0, 1, root=0, group=group_of(1), tag=0)]
+    dumps = flight_recorder([trace_of(sends, ranks=2), trace_of(receives, rank=1, ranks=2)])
+    for dump in dumps:
+        assert [entry["p2p_seq_id"] for entry in dump["entries"]] == [1]
 
 
 def test_torch_finds_the_missing_call(pools: Pools, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -405,7 +405,7 @@ std::shared_ptr<Work> hold(Passage& passage, std::unique_ptr<Request> request) {
 }
 
 std::shared_ptr<Work> hold(Passage& passage, Requests requests, std::shared_ptr<StreamPoint> point) {
-  passage.notes.sent = true;
+  mark_sent(passage.notes);
   unflatten(passage.call, passage.plan);
   auto work = make_work(passage, std::move(requests), std::move(point));
   watch(work);

@@ -41,7 +41,7 @@ inline constexpr std::array<std::string_view, 4> kCallStates = {"issued", "start
 /// One call. Times are nanoseconds of steady_clock, 0 if there is none (yet).
 struct Record {
   int64_t number = 0;  // among all records of the process, from 1
-  int64_t seq = 0;     // among the group's collectives, or this rank's sends and receives in it, from 1
+  int64_t seq = 0;     // among the group's collectives, or this rank's sends and receives in it, from 1; 0: refused
   const RecordedGroup* group = nullptr;
   const std::string* backend = nullptr;  // the candidate; null until one is chosen
   const std::string* codec = nullptr;

@@ -108,9 +108,10 @@ int64_t Log::record(Passage& passage, int64_t seq) const {
   return record.number;
 }
 
-void Log::withdraw(int64_t number, int64_t seq) const {
+void Log::withdraw(std::atomic<int64_t>& counter, int64_t number, int64_t seq) const {
   auto last = seq;
-  if (!group_.collectives.compare_exchange_strong(last, seq - 1)) return;
+  const bool followed = !counter.compare_exchange_strong(last, seq - 1);
+  if (followed && &counter == &group_.collectives) return;  // the other ranks count on
   Recorder::instance().change(number, [](Record& record) { record.seq = 0; });
 }
 
@@ -125,7 +126,7 @@ Outcome Log::handle(Passage& passage, const Next& next) {
     return outcome;
   } catch (...) {
     if (number != 0) finish(number, passage, CallState::Failed, -1);
-    if (!passage.notes.sent && !row(op).is(kPeer)) withdraw(number, seq);
+    if (!passage.notes.sent) withdraw(counter, number, seq);
     throw;
   }
 }

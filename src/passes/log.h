@@ -2,7 +2,9 @@
 // The log (MCR-DL paper, section V-E): records every call and passes it on unchanged.
 #pragma once
 
+#include <atomic>
 #include <bitset>
+#include <cstdint>
 #include <string_view>
 
 #include "engine/pass.h"
@@ -22,8 +24,9 @@ class Log : public Pass {
 
  private:
   int64_t record(Passage& passage, int64_t seq) const;
-  // A call that was refused, perhaps on this rank alone, gives its number back, unless another call has followed it.
-  void withdraw(int64_t number, int64_t seq) const;
+  // A call that was refused, perhaps on this rank alone, has no number. A collective keeps it if another one has
+  // followed, as their numbers are compared over the ranks.
+  void withdraw(std::atomic<int64_t>& counter, int64_t number, int64_t seq) const;
 
   RecordedGroup& group_;
   const Ops ops_;

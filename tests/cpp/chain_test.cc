@@ -193,6 +193,53 @@ TEST(a_call_that_fails_before_it_is_sent_returns_its_number) {
   }
 }
 
+TEST(a_message_counts_if_it_is_sent_or_held) {
+  Position::set_detail(true);
+  ranks::Alone alone([] { return std::make_unique<Silent>(); }, 2);
+  Position::set_detail(false);
+  std::vector<float> data(4);
+  Call call;
+  call.op = Op::send;
+  call.dtype = DType::Float;
+  call.out = ranks::buffer(data);
+  call.root = 1;
+  int tag = 0;
+  std::vector<int> counted;
+  for (const auto& pass : Chain{std::make_shared<Raises>(false), std::make_shared<Raises>(true)}) {
+    alone.group().set_passes({pass});
+    for (const bool async : {false, true}) {
+      call.tag = ++tag;
+      const auto got = ranks::failure(
+          [&] { async ? void(ranks::start(alone.group(), call)) : void(ranks::run(alone.group(), call)); });
+      CHECK(check::has(got.text, "raised by a pass"));
+    }
+  }
+  for (const auto& run : alone.group().position().take_traffic().runs) counted.push_back(run.stream.tag);
+  CHECK((counted == std::vector<int>{3, 4}));
+}
+
+TEST(a_call_counts_if_a_part_of_it_is_held) {
+  class Parts : public Pass {
+   public:
+    std::string_view name() const override { return "parts"; }
+    Outcome handle(Passage& passage, const Next& next) override {
+      Plan plan;
+      Call call = passage.call;
+      Passage part{passage.group, passage.slot, call, plan, true};
+      part.notes.whole = &passage.notes;
+      next(part);
+      throw Error(ErrorCode::Backend, "raised after a part");
+    }
+  };
+  One one;
+  const auto holds = std::make_shared<Holds>();
+  one.group().set_passes({std::make_shared<Parts>(), holds});
+  CHECK(check::has(ranks::failure([&] { ranks::start(one.group(), barrier()); }).text, "raised after a part"));
+  CHECK(one.calls() == 1);
+  holds->let_go(one.group());
+  CHECK(one.alone.backend().progress.drain(10s));
+}
+
 TEST(a_call_that_a_backend_has_got_keeps_its_number) {
   One one;
   std::vector<float> in(4), out(4);

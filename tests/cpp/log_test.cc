@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "check.h"
+#include "codecs/codec.h"
 #include "engine/pass.h"
 #include "observe/recorder.h"
 #include "ranks.h"
@@ -186,6 +187,21 @@ TEST(messages_are_counted_apart) {
   CHECK(all[0].record.seq == 1 && all[1].record.seq == 1 && all[2].record.seq == 2 && all[3].record.seq == 2);
   CHECK(all[2].record.root == 0);
   CHECK(all[1].record.root == 3 && all[1].record.tag == 7 && all[1].record.op == Op::send);
+}
+
+TEST(a_refused_message_has_no_number) {
+  Logged logged;
+  Floats data(2);
+  Coding automatic;
+  automatic.automatic = true;
+  auto refused = message(Op::send, data, 3);  // needs a pass that the group does not have
+  refused.coding = &automatic;
+  const auto got = ranks::failure([&] { ranks::run(logged.alone.group(), refused); });
+  CHECK(got.code == ErrorCode::InvalidArgument);
+  ranks::run(logged.alone.group(), message(Op::send, data, 3));
+  const auto all = logged.readings();
+  CHECK(all.size() == 2 && all[0].record.seq == 0 && all[0].record.state == CallState::Failed);
+  CHECK(all[1].record.seq == 1 && all[1].record.state == CallState::Completed);
 }
 
 TEST(who_has_sent_a_message_from_anybody) {

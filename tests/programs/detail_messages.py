@@ -9,11 +9,13 @@ import sys
 import threading
 import time
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as torch_dist
 
 import mcr_dl as dist
+from mcr_dl.passes import PassedCall
 
 LIMIT = timedelta(seconds=60)
 
@@ -168,10 +170,41 @@ def equal(backends: str) -> None:
     say("SAME")
 
 
+class Particular:
+    """A pass that refuses messages with one tag."""
+
+    name = "particular"
+
+    def handle(self, call: PassedCall) -> object:
+        """As passes do."""
+        if call.tag == 13:
+            raise ValueError("no 13")
+        return call.proceed()
+
+
+def _refused_by_passes(after: int) -> None:
+    """Sends that this rank does not make after all: nothing was sent."""
+    x = torch.ones(2)
+    refused: list[tuple[type[Exception], torch.Tensor, dict[str, Any]]] = [
+        (dist.InvalidTypeError, x.int(), {"codec": "bf16"}),
+        (ValueError, x, {"tag": 13}),
+    ]
+    for error, tensor, options in refused:
+        for name in ("send", "isend"):
+            try:
+                getattr(dist, name)(tensor, after, **options)
+            except error:
+                continue
+            raise AssertionError(options)
+
+
 def compressed(backend: str) -> None:
     """Messages that passes replace by others: only the program's are compared."""
-    dist.init_process_group(backend, timeout=LIMIT, passes=["log", "compress"])
+    dist.register_pass(Particular(), "particular")
+    dist.init_process_group(backend, timeout=LIMIT, passes=["log", "particular", "compress"])
     size, me = dist.get_world_size(), dist.get_rank()
+    if me == 0:
+        _refused_by_passes(1)
     for turn in range(50):
         x, y = torch.ones(turn + 1), torch.zeros(turn + 1)
         if me == 0 and backend == "mpi":  # the other backend has no limit for tags

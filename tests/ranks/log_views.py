@@ -38,6 +38,23 @@ def refused_on_one_rank() -> list[tuple[int, str, str]]:
     return [(record.seq and record.seq - before, record.op, record.state) for record in records]
 
 
+def refused_message() -> list[tuple[int, str, str]]:
+    """Numbers, operations and states after rank 0 has made a send that is refused, and another one."""
+    session.start()
+    mcr_dl.set_passes([Log(), "compress"])
+    mcr_dl.reset_log()
+    if mcr_dl.get_rank() == 0:
+        integers = torch.ones(8, dtype=torch.int32)
+        expect(mcr_dl.InvalidTypeError, lambda: mcr_dl.send(integers, 1, codec="bf16"), "bf16")
+        mcr_dl.send(torch.ones(8), 1)
+    else:
+        mcr_dl.recv(torch.ones(8), 0)
+    records = mcr_dl.log_records()
+    mcr_dl.set_passes([])
+    before = records[-1].seq - 1
+    return [(record.seq and record.seq - before, record.op, record.state) for record in records]
+
+
 def of_an_ended_group() -> tuple[int, int, int]:
     """How many records a group has, and two later groups of its name: one without the log, one with it."""
     counts = []

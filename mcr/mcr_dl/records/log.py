@@ -28,7 +28,7 @@ class Record(NamedTuple):
     """One call on this rank. Times are ns of the process's steady clock; None: not yet, or not applicable."""
 
     number: int  # among all records of the process, from 1 on
-    # Of a collective: in the group, equal on all ranks; 0 if this rank refused it. Of a message: among this rank's.
+    # Of a collective: in the group, equal on all ranks. Of a message: among this rank's. 0 if this rank refused it.
     seq: int
     group: RecordedGroup
     op: str  # as in the op table

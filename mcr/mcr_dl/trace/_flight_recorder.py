@@ -50,8 +50,10 @@ class _Places:
     def of(self, record: Record) -> _Place | None:
         """The group and number of a call; None for a refused call, and an unmatched receive from any rank."""
         ranks = record.group.ranks
+        if not record.seq:
+            return None
         if not record.peer:
-            return _Place(_name_of(record.group), ranks, record.seq, False) if record.seq else None
+            return _Place(_name_of(record.group), ranks, record.seq, False)
         if record.root is None or record.root < 0:
             return None
         ends = (record.group.rank, record.root)
