@@ -93,6 +93,15 @@ def test_others_inside_of_mpi(nursery: Nursery, size: int, where: str) -> None:
     _expect_timeout(ranks)
 
 
+def test_an_interrupt_in_a_codec(nursery: Nursery) -> None:
+    """Ctrl-C is not lost in the codec's failure."""
+    ranks = jobs.start(nursery, "interrupted_codec", [], 2)
+    jobs.end(nursery, ranks)
+    jobs.expect(ranks, 0, "DONE")
+    assert "RAISED KeyboardInterrupt" in ranks[0].text, ranks[0].text
+    assert "RAISED BackendError shm.all_reduce" in ranks[1].text, ranks[1].text
+
+
 def test_groups_in_different_orders(nursery: Nursery) -> None:
     """A limit of mpi (docs/architecture.md): held calls of one group and blocking ones of another, made in different
     orders, end at their timeout; with MPI_THREAD_MULTIPLE they complete."""

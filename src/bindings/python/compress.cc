@@ -43,6 +43,12 @@ Error error_of(py::error_already_set& error) {
   return {code, utf8_of(text.get(), "an exception without a text")};
 }
 
+// Ctrl-C in a codec must not end as the codec's failure alone, which other ranks get, too: the main thread gets it once
+// more, when it next looks for signals or runs Python code.
+void keep_interrupt(const py::error_already_set& error) {
+  if (error.matches(PyExc_KeyboardInterrupt)) PyErr_SetInterrupt();
+}
+
 // The error for a codec that failed on some rank.
 Error failed(const std::string& text) {
   return Error(ErrorCode::Backend, text).caused_by(std::make_shared<const Cause>());
@@ -115,7 +121,9 @@ class PythonCodec final : public Codec {
       std::memset(out + kHeader + used, 0, static_cast<std::size_t>(bytes - kHeader - used));
       return bytes;
     } catch (py::error_already_set& error) {
-      return encode_failure(exception_text(error.value().ptr()), count, dtype, out);
+      const auto bytes = encode_failure(exception_text(error.value().ptr()), count, dtype, out);
+      keep_interrupt(error);  // last: the codec still had to tell its capacity
+      return bytes;
     } catch (const py::cast_error&) {
       const auto text = "encode() returned a number beyond 64 bits, expected 0 to " + std::to_string(room);
       return encode_failure(text, count, dtype, out);
@@ -142,7 +150,9 @@ class PythonCodec final : public Codec {
       object_.attr("decode")(view(in + kHeader, used), py::memoryview::from_memory(out, count * size_of(dtype)),
                              row(dtype).name);
     } catch (py::error_already_set& error) {
-      throw failed("codec " + name() + ": cannot decode: " + exception_text(error.value().ptr()));
+      const auto text = exception_text(error.value().ptr());
+      keep_interrupt(error);
+      throw failed("codec " + name() + ": cannot decode: " + text);
     }
   }
 
@@ -167,10 +177,21 @@ class PythonCodec final : public Codec {
   }
 
  private:
+  int64_t told_capacity(int64_t count, DType dtype) const {
+    return object_.attr("capacity")(count, row(dtype).name).cast<int64_t>();
+  }
+  // An error of this rank alone would leave the others waiting: Ctrl-C is kept until the codec has told it.
   int64_t own_capacity(int64_t count, DType dtype) const {
     const Locked locked;
     try {
-      return object_.attr("capacity")(count, row(dtype).name).cast<int64_t>();
+      try {
+        return told_capacity(count, dtype);
+      } catch (py::error_already_set& error) {
+        if (!error.matches(PyExc_KeyboardInterrupt)) throw;
+      }
+      const auto bytes = told_capacity(count, dtype);
+      PyErr_SetInterrupt();
+      return bytes;
     } catch (py::error_already_set& error) {
       throw error_of(error);
     }
