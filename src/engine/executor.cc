@@ -351,12 +351,15 @@ void Executor::drive() {
   uint64_t blocked = 0;
   IssueDelays delays = statistics_.delays;
   for (std::size_t i = 0; i < runs_.size();) {
-    const auto run = runs_[i];  // its index does not change: others only append
+    auto run = runs_[i];  // its index does not change: others only append
     lock.unlock();
     const auto now_blocked = run->advance(blocked, stages_, &delays);
     lock.lock();
     if (run->issued()) {
       runs_.erase(runs_.begin() + static_cast<std::ptrdiff_t>(i));
+      lock.unlock();
+      run.reset();  // perhaps the last reference, which may end objects of users
+      lock.lock();
       continue;
     }
     blocked = now_blocked;

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "check.h"
+#include "engine/executor.h"
 #include "ranks.h"
 #include "runtime/progress.h"
 
@@ -336,4 +337,25 @@ TEST(thousands_from_several_threads) {
   // drain() returns when the works are complete; their callbacks may be in the last one's hands.
   for (int i = 0; i < 10000 && called < kThreads * kWorks; ++i) std::this_thread::sleep_for(1ms);
   CHECK(finished == kThreads * kWorks && called == kThreads * kWorks);
+}
+
+TEST(a_run_that_has_no_work_any_more_ends_without_its_executors_lock) {
+  struct Asks {
+    ~Asks() { *queued = executor->statistics().queued; }
+    Executor* executor;
+    int64_t* queued;
+  };
+  const auto executor = std::make_shared<Executor>(true);
+  bool due = false;
+  int64_t queued = -1;
+  {
+    const auto schedule = Schedule::make();
+    schedule->own(std::shared_ptr<Asks>(new Asks{executor.get(), &queued}));
+    schedule->issue({}, {schedule->wait([&due](bool) { return due; })});
+    executor->submit(std::make_shared<Run>(schedule, [](const Task&, Requests&) {}), nullptr);
+  }
+  CHECK(executor->statistics().queued == 1 && queued == -1);
+  due = true;
+  executor->drive();
+  CHECK(queued == 0 && executor->statistics().queued == 0);
 }
