@@ -108,6 +108,16 @@ def test_an_error_of_the_system_at_a_start(nursery: Nursery, named: list[str], s
 
 
 @sizes
+@pytest.mark.parametrize("named", [[], ["shm", "gloo"]])
+def test_arguments_that_a_backend_refuses(nursery: Nursery, named: list[str], size: int) -> None:
+    """As above, but the error is that of the arguments, as for other wrong arguments."""
+    for rank in start(nursery, ["start", *named], size, MCR_DL_SHM_BYTES="20000"):
+        assert "shm: expected MCR_DL_SHM_BYTES of at least " in rank.text, rank.text
+        assert ("RAISED InvalidArgumentError: shm: " in rank.text) == bool(named), rank.text
+        assert ("STARTED mpi gloo\n" in rank.text and LEFT_OUT in rank.text) != bool(named), rank.text
+
+
+@sizes
 def test_a_library_that_the_environment_names(nursery: Nursery, size: int) -> None:
     """It has been requested, on any rank: init fails without it."""
     for rank in start(nursery, ["on_rank", "1", "MCR_DL_MPI_LIB", "/no/lib.so"], size):

@@ -202,6 +202,21 @@ TEST(collectives_in_little_memory) {
   CHECK(check::has(refused.text, "MCR_DL_SHM_BYTES", "4 ranks", "got 1000"));
 }
 
+TEST(the_least_memory_of_any_number_of_ranks_suffices_and_less_does_not) {
+  for (const int ranks : {1, 2, 3, 64, 65, 117, 118, 500}) {
+    const auto least = shm::Layout::least(ranks);
+    for (const bool many : {false, true}) {
+      const auto layout = [&](int64_t most) {
+        return shm::Layout({.ranks = ranks, .most = most, .streams = many, .shares_cores = many});
+      };
+      CHECK(layout(least).bytes() == least);
+      const auto refused = ranks::failure([&] { layout(least - 1); });
+      CHECK(refused.code == ErrorCode::InvalidArgument);
+      CHECK(check::has(refused.text, "at least " + std::to_string(least)));
+    }
+  }
+}
+
 TEST(started_collectives_complete_in_order_whatever_is_waited_for) {
   constexpr int kCalls = 40;
   together(3, [&](shm::Engine& engine, int rank) {

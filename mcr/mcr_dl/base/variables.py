@@ -78,8 +78,8 @@ VARIABLES = (
     ),
     Variable(
         "MCR_DL_SHM_BYTES",
-        "the maximum size in bytes of the shared memory of a group on `shm`, 67108864 by default; the value of "
-        "the group's first rank applies",
+        "the maximum size in bytes of the shared memory of a group on `shm`; by default 67108864, or as much as the "
+        "group's ranks need at least, if that is more; the value of the group's first rank applies",
         "shm.md#memory",
         _BYTES,
     ),

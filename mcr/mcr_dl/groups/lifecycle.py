@@ -286,8 +286,9 @@ def _connect_one(world: _C.Group, store: WatchedStore, name: str) -> str:
     except PeerLostError:
         raise
     except Exception as error:
-        if isinstance(error, McrError) and not isinstance(error, _FAILURES):
-            raise  # wrong arguments, on all ranks
+        # Wrong arguments, on all ranks. A backend that the program did not ask for is left out for them, too.
+        if name in state.current().asked and isinstance(error, McrError) and not isinstance(error, _FAILURES):
+            raise
         problem = text_of(error)
     # The others may wait for the whole timeout in the library, for a rank that has failed at once.
     waited = min(timedelta(seconds=time.monotonic() - begin), world.timeout)

@@ -23,7 +23,16 @@ constexpr int64_t kRing = 128 << 10;
 constexpr int64_t kLeastPiece = 4 << 10;
 constexpr int64_t kLeastRing = 4 << 10;
 
+// Each rank's share of a piece must not become tiny.
+int64_t least_piece(int ranks) { return std::max(kLeastPiece, round_up(ranks * kLine, 4096)); }
+
 }  // namespace
+
+Layout::Layout(int ranks) : ranks_(ranks), step_slots_(kFewSteps), piece_slots_(kFewPieces) {
+  fit(least_piece(ranks), kLeastRing);
+}
+
+int64_t Layout::least(int ranks) { return Layout(ranks).bytes(); }
 
 Layout::Layout(const Facts& facts)
     : ranks_(facts.ranks),
@@ -31,8 +40,7 @@ Layout::Layout(const Facts& facts)
       piece_slots_(facts.streams ? kMostPieceSlots : kFewPieces) {
   const int ranks = facts.ranks;
   const auto most = facts.most;
-  // Each rank's share of a piece must not become tiny.
-  const auto least = std::max(kLeastPiece, round_up(ranks * kLine, 4096));
+  const auto least = least_piece(ranks);
   auto piece = std::max(kPiece, least);
   auto ring = kRing;
   const auto large = [&] { return bytes_ > most || ranks * static_cast<int64_t>(piece_slots_) * piece > kManyBytes; };

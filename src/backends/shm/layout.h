@@ -82,6 +82,8 @@ class Layout {
 
   /// Throws Error if `most` bytes do not suffice for this many ranks.
   explicit Layout(const Facts& facts);
+  /// The bytes that suffice for this many ranks, with the fewest slots and the shortest rings.
+  static int64_t least(int ranks);
 
   int ranks() const { return ranks_; }
   uint64_t step_slots() const { return step_slots_; }  // of small collectives, per rank; a power of two
@@ -107,6 +109,7 @@ class Layout {
   int64_t ring_at(int from, int to) const { return rank_at(from) + rings_ + to * per_ring_; }
 
  private:
+  explicit Layout(int ranks);
   void fit(int64_t piece, int64_t ring);
 
   int ranks_;

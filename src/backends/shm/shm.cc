@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shared memory between processes of one host (docs/shm.md).
+#include <algorithm>
+#include <utility>
+
 #include "backends/shm/engine.h"
 #include "base/process.h"
 
 namespace mcr::shm {
 namespace {
 
-constexpr int64_t kMost = 64 << 20;  // bytes per group, if the variable does not say
+constexpr int64_t kMost = 64 << 20;  // bytes per group, if the variable does not say and they suffice
 
-int64_t most() { return bytes_of_variable(kBound, kMost, "shm: "); }
+int64_t most(int ranks) { return bytes_of_variable(kBound, std::max(kMost, Layout::least(ranks)), "shm: "); }
 
 class ShmCommunicator final : public OpMethods<ShmCommunicator> {
  public:
@@ -49,7 +52,8 @@ class ShmBackend final : public Backend {
  public:
   std::string library() const override { return "shared memory of one host"; }
   std::unique_ptr<Communicator> connect(const GroupSpec& spec) override {
-    return std::make_unique<ShmCommunicator>(std::make_shared<Engine>(spec, meet(spec, most)));
+    auto meeting = meet(spec, [&] { return most(spec.size()); });
+    return std::make_unique<ShmCommunicator>(std::make_shared<Engine>(spec, std::move(meeting)));
   }
 };
 
