@@ -33,7 +33,8 @@ namespace {
 }  // namespace
 
 std::string advice_on_files(int error) {
-  return error == EMFILE || error == ENFILE ? "; raise the limit of open files (ulimit -n)" : "";
+  const bool limited = error == EMFILE || error == ENFILE || error == ETOOMANYREFS;
+  return limited ? "; raise the limit of open files (ulimit -n)" : "";
 }
 
 File::File(File&& other) noexcept : number_(std::exchange(other.number_, -1)) {}

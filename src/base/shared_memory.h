@@ -24,8 +24,8 @@ class File {
   int number_ = -1;
 };
 
-/// The advice that follows the text of a system error: if the process has too many files open, the end of a sentence
-/// that names the limit, else nothing.
+/// The advice that follows the text of a system error: if the process has too many files open, or its user has sent too
+/// many that are not received yet, the end of a sentence that names the limit, else nothing.
 std::string advice_on_files(int error);
 
 /// Anonymous shared memory, mapped into this process. It has no name, and the kernel frees it with its last process.

@@ -1,10 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tensors in the heap that the processes of a host map.
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <limits>
+#include <string>
 
 #include "shm_ranks.h"
 
@@ -14,6 +21,33 @@ namespace {
 
 constexpr int64_t kPage = 4096;
 constexpr int64_t kHugePage = 2 << 20;
+
+/// A store for ranks that are processes: a file for each key.
+class FolderStore final : public Store {
+ public:
+  explicit FolderStore(std::filesystem::path folder) : folder_(std::move(folder)) {}
+  void set(const std::string& key, const std::string& value) override {
+    const auto made = path(key) + ".part" + std::to_string(getpid());
+    std::ofstream(made) << value;
+    std::filesystem::rename(made, path(key));
+  }
+  std::string get(const std::string& key) override {
+    const auto end = std::chrono::steady_clock::now() + 60s;
+    for (;;) {
+      if (std::ifstream in(path(key)); in) return {std::istreambuf_iterator<char>(in), {}};
+      if (std::chrono::steady_clock::now() > end) throw Error(ErrorCode::Timeout, "store: " + key);
+      std::this_thread::sleep_for(1ms);
+    }
+  }
+
+ private:
+  std::string path(std::string key) const {
+    std::ranges::replace(key, '/', '-');
+    return folder_ / key;
+  }
+
+  const std::filesystem::path folder_;
+};
 
 }  // namespace
 
@@ -59,6 +93,36 @@ TEST(a_forked_process_neither_allocates_nor_frees) {
   int status = 1;
   CHECK(waitpid(child, &status, 0) == child && status == 0);
   CHECK(memory[0] == std::byte{7});
+}
+
+// Linux limits how many files of an ordinary user are under way between processes, by the limit of open files.
+TEST(heaps_reach_more_ranks_than_files_may_be_under_way) {
+  constexpr int kRanks = 24;  // 552 pairs
+  constexpr rlim_t kFiles = 3 * kRanks + 40;
+  std::string folder = std::filesystem::temp_directory_path() / "mcr_dl_XXXXXX";
+  CHECK(mkdtemp(folder.data()) != nullptr);
+  std::filesystem::permissions(folder, std::filesystem::perms::all);
+  std::vector<pid_t> children;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    children.push_back(fork());
+    if (children.back() != 0) continue;
+    const rlimit files{kFiles, kFiles};
+    if (setrlimit(RLIMIT_NOFILE, &files) != 0 || (geteuid() == 0 && setuid(65534) != 0)) _exit(2);
+    setenv("MCR_DL_SHM_TENSOR_BYTES", "65536", 1);
+    FolderStore store(folder);
+    auto spec = ranks::spec(kRanks, rank);
+    spec.store = &store;
+    int heaps = 0;
+    const auto failure = ranks::failure(
+        [&] { heaps = static_cast<int>(shm::meet(spec, [] { return int64_t{64} << 20; }).heaps.size()); });
+    if (heaps != kRanks) std::fprintf(stderr, "rank %d: %d heaps %s\n", rank, heaps, failure.text.c_str());
+    _exit(heaps == kRanks ? 0 : 1);
+  }
+  for (const auto child : children) {
+    int status = 1;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+  }
+  std::filesystem::remove_all(folder);
 }
 
 TEST(collectives_of_shared_tensors) {

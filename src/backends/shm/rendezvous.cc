@@ -14,7 +14,6 @@
 #include <optional>
 #include <random>
 #include <sstream>
-#include <tuple>
 #include <utility>
 
 #include "backends/shm/copies.h"
@@ -244,22 +243,19 @@ class Rendezvous {
     }
   }
 
-  /// Sends a file to all other ranks, which wait for it: those that cannot get it get a note that there is none.
-  static void give(const std::vector<Peers::Peer>& peers, const File& file) {
+  /// Sends a file to a rank, which waits for it: if that fails, a note that there is none. Returns the error.
+  static std::optional<Error> give(const File& socket, const File& file) {
     std::optional<Error> problem;
-    const auto sent = [&](const File& socket, const File& what) {
+    const File none;
+    for (const auto* each : {&file, &none}) {
       try {
-        send_file(socket, what);
-        return true;
+        send_file(socket, *each);
+        break;
       } catch (const Error& error) {
         if (!problem) problem = error;
-        return false;
       }
-    };
-    for (const auto& peer : peers) {
-      if (peer.socket && !sent(peer.socket, file)) sent(peer.socket, File());
     }
-    if (problem) throw Error(*problem);
+    return problem;
   }
 
   std::unique_ptr<Segment> share_memory(std::vector<Peers::Peer>& peers) const {
@@ -273,7 +269,11 @@ class Rendezvous {
       } catch (const Error& error) {
         problem = error;
       }
-      give(peers, file);
+      for (const auto& peer : peers) {
+        if (!peer.socket) continue;
+        const auto refused = give(peer.socket, file);
+        if (!problem) problem = refused;
+      }
       if (problem) throw Error(*problem);
     } else {
       file = receive_file(peers.front().socket, patience_);
@@ -285,24 +285,42 @@ class Rendezvous {
     return std::make_unique<Segment>(layout, std::move(memory));
   }
 
-  /// Maps the heaps of all ranks; nothing if a rank has none, or the system refuses.
+  /// Maps the heaps of all ranks; nothing if a rank has none, or the system refuses. In each step a rank gives its file
+  /// to another one and waits until that one has it, as Linux limits the files of a user that are under way.
   std::vector<Heap> share_heaps(const std::vector<Peers::Peer>& peers) const {
     const auto has_heap = [](const Card& card) { return card.heap != 0; };
     if (!std::ranges::all_of(cards_, has_heap)) return {};
     const auto& own = SharedHeap::instance().file();
-    give(peers, own);
-    std::vector<Heap> heaps;
+    const auto rank = static_cast<std::size_t>(spec_.rank);
+    std::vector<Heap> heaps(peers.size());
     bool mapped = true;
-    for (std::size_t rank = 0; rank < peers.size(); ++rank) {
-      const auto& [card, socket] = std::tie(cards_[rank], peers[rank].socket);
-      const auto received = socket ? receive_file(socket, patience_) : File();
+    const auto map = [&](std::size_t from, const File& file) {
       try {
-        auto memory = Memory::map(socket ? received : own, card.heap_bytes, SharedHeap::kVariable);
-        heaps.push_back({reinterpret_cast<const std::byte*>(card.heap), std::move(memory)});
+        const auto& card = cards_[from];
+        auto memory = Memory::map(file, card.heap_bytes, SharedHeap::kVariable);
+        heaps[from] = {reinterpret_cast<const std::byte*>(card.heap), std::move(memory)};
       } catch (const Error&) {
         mapped = false;
       }
+    };
+    std::optional<Error> problem;
+    const auto attempt = [&](const auto& part) {
+      try {
+        part();
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::Backend) throw;
+        if (!problem) problem = error;  // the other ranks still wait for this one in the next steps
+      }
+    };
+    map(rank, own);
+    for (std::size_t step = 1; step < peers.size(); ++step) {
+      const auto to = (rank + step) % peers.size(), from = (rank + peers.size() - step) % peers.size();
+      mapped = !give(peers[to].socket, own) && mapped;
+      attempt([&] { map(from, receive_file(peers[from].socket, patience_)); });
+      attempt([&] { send_file(peers[from].socket, File()); });
+      attempt([&] { receive_file(peers[to].socket, patience_); });
     }
+    if (problem) throw Error(*problem);
     return mapped ? heaps : std::vector<Heap>{};
   }
 
