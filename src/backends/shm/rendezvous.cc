@@ -9,6 +9,7 @@
 #include <array>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 #include <functional>
 #include <map>
 #include <optional>
@@ -187,6 +188,8 @@ class Rendezvous {
       body();
     } catch (const Error& error) {
       answer = std::to_string(static_cast<int>(error.code())) + ' ' + error.what();
+    } catch (const std::exception& error) {  // such as a lack of memory
+      answer = std::to_string(static_cast<int>(ErrorCode::Backend)) + " shm: " + error.what();
     }
     const auto answers = gather(step, answer);
     const auto failed = std::ranges::find_if(answers, [](const auto& one) { return one != kFine; });
