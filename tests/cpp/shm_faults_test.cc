@@ -1,9 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calls that do not match, fail or are given up: each is an error in time, and never wrong data.
+#include <fcntl.h>
+#include <sched.h>
+
 #include <array>
+#include <atomic>
+#include <cstdio>
+#include <fstream>
 #include <future>
 #include <utility>
 
+#include "backends/shm/sockets.h"
 #include "shm_ranks.h"
 
 using namespace shm_ranks;
@@ -347,4 +354,22 @@ TEST(a_problem_with_the_memory_of_one_rank_is_an_error_of_all) {
     });
   }
   for (auto& thread : threads) thread.join();
+}
+
+// In a network namespace of this thread and of those that it starts.
+TEST(ranks_connect_where_few_connections_may_wait) {
+  const File before(open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC));
+  if (unshare(CLONE_NEWNET) != 0) {
+    std::puts("few waiting connections: NOT CHECKED, since this user may make no network namespace");
+    return;
+  }
+  std::ofstream("/proc/sys/net/core/somaxconn") << 1 << std::flush;
+  CHECK(shm::largest_backlog() == 1);
+  std::atomic<int> connected{0};
+  together(6, [&](shm::Engine& engine, int) {
+    run(engine, call_of(Op::barrier, nullptr, nullptr));
+    ++connected;
+  });
+  CHECK(connected == 6);
+  CHECK(setns(before.get(), CLONE_NEWNET) == 0);
 }

@@ -68,13 +68,15 @@ struct Card {
   bool streams = false;
   std::uintptr_t heap = 0;  // the address of the process's heap; 0: it has none
   int64_t heap_bytes = 0;
+  int backlog = 1;  // connections that may wait at its socket
 
   static Card mine(int64_t most);
   std::string text() const {
     std::ostringstream out;
     for (const auto* field : {&host, &place.machine, &place.network, &name, &token, &cores, &address})
       out << *field << '\n';
-    out << most << ' ' << remote_fences << ' ' << streams << ' ' << heap << ' ' << heap_bytes;
+    out << most << ' ' << remote_fences << ' ' << streams << ' ' << heap << ' ' << heap_bytes << ' '
+        << backlog;
     return out.str();
   }
   static Card parse(const std::string& text) {
@@ -84,7 +86,8 @@ struct Card {
          {&card.host, &card.place.machine, &card.place.network, &card.name, &card.token, &card.cores, &card.address}) {
       std::getline(in, *field);
     }
-    in >> card.most >> card.remote_fences >> card.streams >> card.heap >> card.heap_bytes;
+    in >> card.most >> card.remote_fences >> card.streams >> card.heap >> card.heap_bytes >>
+        card.backlog;
     return card;
   }
 };
@@ -103,6 +106,7 @@ Card Card::mine(int64_t most) {
   for (int i = 0; i < CPU_SETSIZE; ++i) card.cores += CPU_ISSET(i, &set) ? '1' : '0';
   card.cores.resize(card.cores.find_last_of('1') + 1);
   card.most = most;
+  card.backlog = largest_backlog();
   card.streams = memory_beats_caches();
   card.remote_fences = Waiting::register_for_fences();
   if (const auto* const heap = own_heap()) {
@@ -134,9 +138,8 @@ class Rendezvous {
     exchange_cards();
     require_one_host();
     std::vector<Peers::Peer> peers(static_cast<std::size_t>(spec_.size()));
-    agree("connected", [&] { connect_to_lower(peers); });
+    connect_all(listener, peers);
     Meeting meeting;
-    agree("accepted", [&] { accept_higher(listener, peers); });
     // From here on, ranks wait for files of others: none of these may have failed before.
     agree("mapped", [&] { meeting.segment = share_memory(peers); });
     agree("heaps", [&] {
@@ -220,18 +223,31 @@ class Rendezvous {
                                             ": use shm in groups of one host, and mpi or gloo for this group");
   }
 
-  void connect_to_lower(std::vector<Peers::Peer>& peers) const {
-    for (int rank = 0; rank < spec_.rank; ++rank) {
+  /// All ranks connect before any of them accepts, so that they know of one that cannot. More connections than may wait
+  /// at a socket would never be made then: ranks connect to so many others at a time.
+  void connect_all(const File& listener, std::vector<Peers::Peer>& peers) {
+    const int most = std::ranges::min_element(cards_, {}, &Card::backlog)->backlog;
+    for (int near = 0; near < spec_.size() - 1; near += std::min(most, spec_.size())) {
+      const int far = std::min(near + most, spec_.size() - 1);  // ranks whose numbers differ by up to this
+      const auto turn = near == 0 ? "" : "-" + std::to_string(near);
+      agree("connected" + turn, [&] { connect_to_lower(peers, near, far); });
+      agree("accepted" + turn, [&] { accept_higher(listener, peers, near, far); });
+    }
+  }
+
+  void connect_to_lower(std::vector<Peers::Peer>& peers, int near, int far) const {
+    for (int rank = std::max(spec_.rank - far, 0); rank < spec_.rank - near; ++rank) {
       const auto& card = cards_[static_cast<std::size_t>(rank)];
       auto& socket = peers[static_cast<std::size_t>(rank)].socket;
-      socket = connect_to(card.name);
+      socket = connect_to(card.name, patience_);
       send_text(socket, card.token + padded(spec_.rank));
     }
   }
 
   // Other processes may connect too, but only ranks know the token.
-  void accept_higher(const File& listener, std::vector<Peers::Peer>& peers) const {
-    for (int missing = spec_.size() - 1 - spec_.rank; missing > 0;) {
+  void accept_higher(const File& listener, std::vector<Peers::Peer>& peers, int near, int far) const {
+    const int higher = spec_.size() - 1 - spec_.rank;
+    for (int missing = std::min(higher, far) - std::min(higher, near); missing > 0;) {
       auto socket = accept_from(listener, patience_);
       std::string hello;
       try {

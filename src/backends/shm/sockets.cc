@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backends/shm/sockets.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -11,7 +12,9 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include "base/error.h"
@@ -21,6 +24,8 @@ namespace mcr::shm {
 namespace {
 
 constexpr int64_t kLongestWait = 100;  // milliseconds between two checks
+constexpr std::chrono::milliseconds kRetry{1};
+constexpr int kUsualBacklog = 128;
 
 [[noreturn]] void failed(const char* what) {
   const int number = errno;
@@ -28,8 +33,8 @@ constexpr int64_t kLongestWait = 100;  // milliseconds between two checks
               std::string("shm: ") + what + ": " + std::system_category().message(number) + advice_on_files(number));
 }
 
-File make_socket() {
-  File made(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+File make_socket(int flags = 0) {
+  File made(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | flags, 0));
   if (!made) failed("socket");
   return made;
 }
@@ -42,20 +47,26 @@ std::pair<sockaddr_un, socklen_t> address_of(const std::string& name) {
   return {address, static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length)};
 }
 
+std::chrono::milliseconds left_of(const Patience& patience) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(patience.deadline - std::chrono::steady_clock::now());
+}
+
+void require_time(const Patience& patience, std::chrono::milliseconds left) {
+  if (patience.check != nullptr) (*patience.check)();
+  if (left.count() > 0) return;
+  throw Error(ErrorCode::Timeout,
+              "shm: timed out while the ranks of the group connect: expected the connection of another rank of this "
+              "host within the group's timeout, got none");
+}
+
 void wait_readable(const File& file, const Patience& patience) {
   for (;;) {
-    const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(patience.deadline - std::chrono::steady_clock::now());
+    const auto left = left_of(patience);
     pollfd one{file.get(), POLLIN, 0};
     const int found = poll(&one, 1, static_cast<int>(std::clamp<int64_t>(left.count(), 0, kLongestWait)));
     if (found > 0) return;
     if (found < 0 && errno != EINTR) failed("poll");
-    if (patience.check != nullptr) (*patience.check)();
-    if (left.count() <= 0)
-      throw Error(
-          ErrorCode::Timeout,
-          "shm: timed out while the ranks of the group connect: expected the connection of another rank of this "
-          "host within the group's timeout, got none");
+    require_time(patience, left);
   }
 }
 
@@ -69,10 +80,21 @@ File listen_at(const std::string& name, int most) {
   return made;
 }
 
-File connect_to(const std::string& name) {
-  auto made = make_socket();
+int largest_backlog() {
+  int most = 0;
+  std::ifstream("/proc/sys/net/core/somaxconn") >> most;
+  return most > 0 ? most : kUsualBacklog;
+}
+
+File connect_to(const std::string& name, const Patience& patience) {
+  auto made = make_socket(SOCK_NONBLOCK);
   const auto [address, length] = address_of(name);
-  if (connect(made.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) failed("connect");
+  while (connect(made.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
+    if (errno != EAGAIN && errno != EINTR) failed("connect");
+    require_time(patience, left_of(patience));  // as many as may wait are there already
+    std::this_thread::sleep_for(kRetry);
+  }
+  if (fcntl(made.get(), F_SETFL, 0) != 0) failed("fcntl");  // later calls may wait
   return made;
 }
 

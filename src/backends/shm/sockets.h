@@ -20,7 +20,10 @@ struct Patience {
 
 /// All functions throw Error with the system's reason.
 File listen_at(const std::string& name, int most);
-File connect_to(const std::string& name);
+/// How many connections the system lets wait at a listener, if that asks for as many.
+int largest_backlog();
+/// Waits while as many connections wait at the listener as may.
+File connect_to(const std::string& name, const Patience& patience);
 File accept_from(const File& listener, const Patience& patience);
 
 void send_text(const File& socket, const std::string& text);
