@@ -234,80 +234,6 @@ TEST(started_collectives_complete_in_order_whatever_is_waited_for) {
   });
 }
 
-TEST(messages_match_by_rank_tag_and_order) {
-  together(3, [&](shm::Engine& engine, int rank) {
-    const int next = (rank + 1) % 3;
-    const int before = (rank + 2) % 3;
-    for (const auto count : {int64_t{0}, int64_t{1}, int64_t{2'000}, int64_t{2'100}, int64_t{200'000}}) {
-      // Three messages, received in another order; the second of tag 7 after the first.
-      std::vector<Numbers> sent = {values(rank, count), values(rank, count, 1), values(rank, count, 2)};
-      std::vector<Numbers> got(3, Numbers(static_cast<std::size_t>(count)));
-      Requests requests;
-      const auto start = [&](Op op, Numbers& data, int peer, int tag) {
-        Lane lane(false);
-        auto call = call_of(op, nullptr, &data, peer);
-        call.tag = tag;
-        engine.message(call, lane);
-        for (auto& request : lane.take()) requests.push_back(std::move(request));
-      };
-      start(Op::send, sent[0], next, 7);
-      start(Op::send, sent[1], next, 3);
-      start(Op::send, sent[2], next, 7);
-      start(Op::recv, got[1], before, 3);
-      start(Op::recv, got[0], kAnyRank, 7);
-      start(Op::recv, got[2], before, 7);
-      wait(std::move(requests));
-      for (int i = 0; i < 3; ++i) CHECK(got[static_cast<std::size_t>(i)] == values(before, count, i));
-    }
-    run(engine, call_of(Op::barrier, nullptr, nullptr));
-  });
-}
-
-TEST(a_message_of_another_size_is_an_error_of_the_receiver) {
-  for (const int64_t sent : {int64_t{10}, int64_t{100'000}}) {
-    together(2, [&](shm::Engine& engine, int rank) {
-      for (const int64_t expected : {sent - 1, sent + 1}) {
-        auto data = values(rank, rank == 0 ? sent : expected);
-        if (rank == 0) {
-          run(engine, call_of(Op::send, nullptr, &data, 1));
-          continue;
-        }
-        const auto failure = ranks::failure([&] { run(engine, call_of(Op::recv, nullptr, &data, 0)); });
-        CHECK(failure.code == ErrorCode::InvalidArgument);
-        if (expected < sent) CHECK(check::has(failure.text, "the incoming message is larger than the tensor of"));
-        if (expected > sent) CHECK(check::has(failure.text, "received " + std::to_string(sent) + " of the tensor of"));
-      }
-      run(engine, call_of(Op::barrier, nullptr, nullptr));
-    });
-  }
-}
-
-TEST(a_message_that_is_given_up_is_not_read) {
-  std::atomic<int> step{0};
-  const auto reached = [&](int wanted) {
-    while (step < wanted) std::this_thread::yield();
-  };
-  together(2, [&](shm::Engine& engine, int rank) {
-    auto data = values(rank, 1 << 20);
-    Lane lane(false);
-    engine.message(call_of(rank == 0 ? Op::send : Op::recv, nullptr, &data, 1 - rank), lane);
-    auto requests = lane.take();
-    if (rank == 0) {
-      reached(1);  // the receiver has taken the request
-      engine.progress();
-      requests.clear();
-      step = 2;
-      return;
-    }
-    while (engine.progress(), step == 0) {
-      if (shared->ring(1, 0).written.load() != 0) step = 1;
-    }
-    reached(2);
-    const auto failure = ranks::failure([&] { wait(std::move(requests)); });
-    CHECK(failure.code == ErrorCode::Backend && check::has(failure.text, "rank 0 of the group has given up a message"));
-  });
-}
-
 TEST(calls_in_place_of_the_own_block) {
   for (const int size : {2, 3}) {
     for (const int64_t count : {5, 3'000, 300'000}) {
@@ -334,29 +260,6 @@ TEST(calls_in_place_of_the_own_block) {
       }
     }
   }
-}
-
-TEST(many_short_messages_wait_for_a_late_receiver) {
-  constexpr int kMessages = 3'000;
-  together(2, [&](shm::Engine& engine, int rank) {
-    auto data = values(0, kMessages);
-    Requests requests;
-    Numbers got(kMessages);
-    if (rank == 1) run(engine, call_of(Op::barrier, nullptr, nullptr));
-    for (std::size_t i = 0; i < kMessages; ++i) {
-      Call call;
-      call.op = rank == 0 ? Op::send : Op::recv;
-      call.dtype = DType::Int;
-      call.out = {rank == 0 ? &data[i] : &got[i], 1};
-      call.root = 1 - rank;
-      Lane lane(false);
-      engine.message(call, lane);
-      for (auto& request : lane.take()) requests.push_back(std::move(request));
-    }
-    if (rank == 0) run(engine, call_of(Op::barrier, nullptr, nullptr));
-    wait(std::move(requests));
-    if (rank == 1) CHECK(got == data);
-  });
 }
 
 TEST(vectored_exchanges_with_gaps) {

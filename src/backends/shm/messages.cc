@@ -82,6 +82,9 @@ Messages::Packet Messages::answer(Kind kind, const Packet& packet) {
   return made;
 }
 
+// Answers that end a receive. It is complete when its sender can see them, as a rank without incomplete calls may leave.
+bool Messages::ends_receive(Kind kind) { return kind == Kind::Taken || kind == Kind::Refuse; }
+
 bool Messages::eager(int peer, int64_t bytes) {
   if (bytes > std::min(kEager, most())) return false;
   auto& out = outgoing_[static_cast<std::size_t>(peer)];
@@ -131,6 +134,7 @@ void Messages::flush(int peer, bool& published) {
     published = published || out.written != before;
     if (!whole) return;
     if (job.packet.kind == Kind::Eager || job.packet.kind == Kind::Data) complete(*job.message, -1);
+    if (ends_receive(job.packet.kind) && job.message) complete(*job.message, peer);
     out.jobs.pop_front();
   }
 }
@@ -168,16 +172,15 @@ void Messages::deliver(int peer, const Packet& packet, const std::byte* data, Me
 // Answers the request of a long message whose receive is posted.
 void Messages::accept(int peer, const Packet& packet, const std::shared_ptr<Message>& receive) {
   const bool same = packet.exchange == receive->exchange;
-  const bool fits = same && packet.total <= receive->bytes;
-  outgoing_[static_cast<std::size_t>(peer)].jobs.push_back(
-      {answer(fits ? Kind::Clear : Kind::Refuse, packet), nullptr});
-  if (fits) {
+  auto& jobs = outgoing_[static_cast<std::size_t>(peer)].jobs;
+  if (same && packet.total <= receive->bytes) {
+    jobs.push_back({answer(Kind::Clear, packet), nullptr});
     receive->incoming = packet.total;
     incoming_[static_cast<std::size_t>(peer)].accepted[packet.id] = receive;
   } else {
     receive->error = same ? larger(*receive) : different_calls(peer);
     if (!same) difference_ = receive->error;
-    complete(*receive, peer);
+    jobs.push_back({answer(Kind::Refuse, packet), receive});
   }
 }
 
@@ -190,12 +193,13 @@ void Messages::admit(int peer, const Packet& packet, const std::byte* data, cons
   }
 }
 
-// Ends a receive that was accepted: all data has come, or there is an error.
-void Messages::finish(int peer, Accepted::iterator accepted) {
-  auto& receive = *accepted->second;
-  if (!receive.error && receive.incoming < receive.bytes) receive.error = shorter(receive, receive.incoming, peer);
-  complete(receive, peer);
+// Takes a receive that was accepted, once all data has come, or there is an error.
+std::shared_ptr<Message> Messages::finish(int peer, Accepted::iterator accepted) {
+  auto receive = std::move(accepted->second);
   incoming_[static_cast<std::size_t>(peer)].accepted.erase(accepted);
+  const bool all = receive->incoming == receive->bytes;
+  if (!receive->error && !all) receive->error = shorter(*receive, receive->incoming, peer);
+  return receive;
 }
 
 // Reads the next bytes of an offered message. False: the sender has ended, which ends the group.
@@ -219,6 +223,7 @@ void Messages::read_offered(int peer, Burst& burst) {
   while (!in.offers.empty() && burst.left > 0) {
     const auto& [packet, offer] = in.offers.front();
     const auto found = in.accepted.find(packet.id);
+    std::shared_ptr<Message> finished;
     if (found != in.accepted.end()) {  // else the receive has been withdrawn
       auto& receive = *found->second;
       const auto bytes = std::min(burst.left, receive.incoming - receive.moved);
@@ -226,9 +231,9 @@ void Messages::read_offered(int peer, Burst& burst) {
       burst.left -= bytes;
       burst.published = true;
       if (!receive.error && receive.moved < receive.incoming) return;
-      finish(peer, found);
+      finished = finish(peer, found);
     }
-    outgoing_[static_cast<std::size_t>(peer)].jobs.push_back({answer(Kind::Taken, packet), nullptr});
+    outgoing_[static_cast<std::size_t>(peer)].jobs.push_back({answer(Kind::Taken, packet), std::move(finished)});
     in.offers.pop_front();
   }
 }
@@ -278,7 +283,7 @@ void Messages::handle(int peer, const Packet& packet, const std::byte* data) {
         receive.moved += packet.bytes;
         if (receive.moved < receive.incoming) return;
       }
-      return finish(peer, found);
+      return complete(*finish(peer, found), peer);
     }
   }
 }
@@ -339,7 +344,7 @@ void Messages::progress(Burst& burst) {
   }
 }
 
-// The receiver of a send that it has accepted learns of the withdrawal.
+// The receiver of a send that it has accepted learns of the withdrawal. A sender still learns of the end of a receive.
 void Messages::withdraw(const std::shared_ptr<Message>& message) {
   std::erase(posted_, message);
   for (auto& in : incoming_) std::erase_if(in.accepted, [&](const auto& entry) { return entry.second == message; });
@@ -353,6 +358,8 @@ void Messages::withdraw(const std::shared_ptr<Message>& message) {
         ++job;
       } else if (job->packet.kind == Kind::Data || job->packet.kind == Kind::Offer) {
         *job++ = {answer(Kind::GivenUp, job->packet), nullptr};
+      } else if (ends_receive(job->packet.kind)) {
+        (job++)->message = nullptr;
       } else {
         if (job->packet.kind == Kind::Eager) out.eager -= static_cast<uint64_t>(message->bytes + kCostOfMessage);
         job = out.jobs.erase(job);

@@ -76,7 +76,7 @@ class Messages {
   };
   struct Job {
     Packet packet;
-    std::shared_ptr<Message> message;
+    std::shared_ptr<Message> message;  // of an answer: the receive that it ends, if its owner has not destroyed it
   };
   struct Outgoing {
     std::deque<Job> jobs;
@@ -111,10 +111,11 @@ class Messages {
   void accept(int peer, const Packet& packet, const std::shared_ptr<Message>& receive);
   void deliver(int peer, const Packet& packet, const std::byte* data, Message& receive);
   void admit(int peer, const Packet& packet, const std::byte* data, const std::shared_ptr<Message>& receive);
-  void finish(int peer, Accepted::iterator accepted);
+  std::shared_ptr<Message> finish(int peer, Accepted::iterator accepted);
   std::shared_ptr<Message> take_posted(int peer, const Packet& packet);
   bool take_early(const std::shared_ptr<Message>& receive);
   static Packet answer(Kind kind, const Packet& packet);
+  static bool ends_receive(Kind kind);
   static bool matches(const Message& receive, int peer, const Packet& packet);
   static void complete(Message& message, int source);
 
