@@ -45,7 +45,9 @@ SharedHeap::SharedHeap(int64_t bytes)
       bytes_(rounded(bytes, page())),
       file_(Memory::make(bytes_, kVariable)),
       memory_(Memory::map(file_, bytes_, kVariable)),
-      free_{{0, bytes_}} {}
+      free_{{0, bytes_}} {
+  memory_->leave_out_of_dumps();
+}
 
 // The first free range that is long enough; -1 if there is none. With the lock.
 int64_t SharedHeap::take(int64_t length, int64_t alignment) {

@@ -91,4 +91,6 @@ void Memory::discard(int64_t offset, int64_t bytes) noexcept {
   madvise(at(offset), static_cast<std::size_t>(bytes), MADV_REMOVE);
 }
 
+void Memory::leave_out_of_dumps() noexcept { madvise(start_, static_cast<std::size_t>(bytes_), MADV_DONTDUMP); }
+
 }  // namespace mcr

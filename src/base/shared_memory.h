@@ -48,6 +48,8 @@ class Memory {
   void populate(int64_t offset, int64_t bytes);
   /// Returns whole pages to the system; they read as zeros afterwards.
   void discard(int64_t offset, int64_t bytes) noexcept;
+  /// Leaves the memory out of this process's core dumps, which would otherwise also make the system provide all of it.
+  void leave_out_of_dumps() noexcept;
   std::byte* at(int64_t offset) const { return start_ + offset; }
   int64_t bytes() const { return bytes_; }
 

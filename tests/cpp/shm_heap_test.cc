@@ -11,6 +11,7 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
+#include <sstream>
 #include <string>
 
 #include "shm_ranks.h"
@@ -78,6 +79,17 @@ TEST(large_blocks_begin_with_huge_pages) {
   auto* const large = heap.allocate(kHugePage);
   CHECK(large - heap.begin() == kHugePage && small == heap.begin());
   CHECK(heap.allocate(1) == small + kPage);
+}
+
+TEST(a_heap_is_left_out_of_core_dumps) {
+  SharedHeap heap(8 * kPage);
+  std::ifstream maps("/proc/self/smaps");
+  std::ostringstream begin;
+  begin << std::hex << reinterpret_cast<std::uintptr_t>(heap.begin()) << '-';
+  std::string line;
+  while (std::getline(maps, line) && !line.starts_with(begin.str())) continue;
+  while (std::getline(maps, line) && !line.starts_with("VmFlags:")) continue;
+  CHECK(check::has(line, " dd"));  // do not dump
 }
 
 TEST(a_forked_process_neither_allocates_nor_frees) {

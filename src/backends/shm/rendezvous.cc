@@ -317,6 +317,7 @@ class Rendezvous {
       try {
         const auto& card = cards_[from];
         auto memory = Memory::map(file, card.heap_bytes, SharedHeap::kVariable);
+        memory->leave_out_of_dumps();
         heaps[from] = {reinterpret_cast<const std::byte*>(card.heap), std::move(memory)};
       } catch (const Error&) {
         mapped = false;
