@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/free_memory.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
@@ -31,6 +32,13 @@ namespace {
 }
 
 }  // namespace
+
+void Memory::require_free(int64_t bytes, const char* variable) {
+  const auto free = free_memory();
+  if (bytes <= free) return;
+  throw Error(ErrorCode::Backend, "shm: expected " + std::to_string(bytes) + " bytes of free memory, got " +
+                                      std::to_string(free) + "; " + variable + " sets a lower bound");
+}
 
 std::string advice_on_files(int error) {
   const bool limited = error == EMFILE || error == ENFILE || error == ETOOMANYREFS;
@@ -81,10 +89,13 @@ std::shared_ptr<Memory> Memory::map(const File& file, int64_t bytes, const char*
 }
 
 void Memory::populate(int64_t offset, int64_t bytes) {
+  require_free(bytes, variable_);
   if (madvise(at(offset), static_cast<std::size_t>(bytes), MADV_POPULATE_WRITE) == 0) return;
   if (errno != EINVAL) refused("madvise", bytes, errno, variable_);
-  // Kernels before 5.14 do not have it. An allocation leaves the page tables empty, but tells when memory is short.
-  if (fallocate(file_.get(), 0, offset, bytes) != 0) refused("fallocate", bytes, errno, variable_);
+  // Kernels before 5.14 do not have it. An allocation leaves the page tables empty. A signal ends it without an effect.
+  while (fallocate(file_.get(), 0, offset, bytes) != 0) {
+    if (errno != EINTR) refused("fallocate", bytes, errno, variable_);
+  }
 }
 
 void Memory::discard(int64_t offset, int64_t bytes) noexcept {

@@ -43,6 +43,9 @@ class Memory {
   /// ThreadSanitizer see that they share memory.
   static std::shared_ptr<Memory> map(const File& file, int64_t bytes, const char* variable);
 
+  /// Throws Error if the system has less free memory than this: it provides pages one by one, and ends a process when
+  /// there are none left.
+  static void require_free(int64_t bytes, const char* variable);
   /// Populates these bytes now, near the calling thread's core. Without this, a later access would end the process if
   /// the system has no memory.
   void populate(int64_t offset, int64_t bytes);

@@ -284,6 +284,7 @@ class Rendezvous {
     if (spec_.rank == 0) {
       std::optional<Error> problem;
       try {
+        Memory::require_free(layout.bytes(), kBound);  // for all ranks, each of which populates a part
         file = Memory::make(layout.bytes(), kBound);
       } catch (const Error& error) {
         problem = error;
