@@ -30,6 +30,8 @@ class Store {
   virtual void set(const std::string& key, const std::string& value) = 0;
   /// Waits until some rank has set the key; throws Timeout, or Backend if the store is lost.
   virtual std::string get(const std::string& key) = 0;
+  /// Deletes a key that no rank reads any more, if the store can.
+  virtual void erase(const std::string& /*key*/) noexcept {}
 };
 
 struct GroupSpec {
@@ -180,7 +182,7 @@ class Backend {
   virtual void shutdown() {}
 };
 
-inline constexpr int kPluginVersion = 14;
+inline constexpr int kPluginVersion = 15;
 
 /// The type of the symbol `mcr_dl_plugin` in a backend's module.
 struct Plugin {

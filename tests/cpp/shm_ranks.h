@@ -65,7 +65,12 @@ class MemoryStore : public Store {
     }
     return values_[key];
   }
+  void erase(const std::string& key) noexcept override {
+    const std::lock_guard lock(mutex_);
+    values_.erase(key);
+  }
   int reads() const { return reads_; }
+  int size() const { return static_cast<int>(values_.size()); }
 
  private:
   int reads_ = 0;
@@ -78,9 +83,13 @@ using Body = std::function<void(shm::Engine&, int rank)>;
 
 inline thread_local shm::Segment* shared = nullptr;  // the memory of the rank that runs in this thread
 
-/// Runs `body` on `size` threads, each with the engine of one rank, in memory of at most `most` bytes. Returns how many
-/// values the ranks have read in the store.
-inline int together(int size, const Body& body, int64_t most = 64 << 20) {
+/// The use of a store in which ranks have met.
+struct Traffic {
+  int reads, left;  // values
+};
+
+/// Runs `body` on `size` threads, each with the engine of one rank, in memory of at most `most` bytes.
+inline Traffic together(int size, const Body& body, int64_t most = 64 << 20) {
   MemoryStore store;
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
@@ -103,7 +112,7 @@ inline int together(int size, const Body& body, int64_t most = 64 << 20) {
     });
   }
   for (auto& thread : threads) thread.join();
-  return store.reads();
+  return {store.reads(), store.size()};
 }
 
 inline void wait(Requests requests) {

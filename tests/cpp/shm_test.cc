@@ -187,10 +187,11 @@ TEST(memory_that_is_not_there_is_not_read) {
   CHECK(!shm::read_memory(1 << 22, to.data(), to.data(), 8));  // above the largest process number
 }
 
-TEST(ranks_read_little_in_the_store_to_meet) {
+TEST(ranks_read_little_in_the_store_to_meet_and_leave_less) {
   constexpr int kRanks = 8, kSteps = 7;
-  const int reads = together(kRanks, [](shm::Engine&, int) {});
-  CHECK(reads > 0 && reads <= kSteps * 2 * kRanks);  // not the square of the number of ranks
+  const auto traffic = together(kRanks, [](shm::Engine&, int) {});
+  CHECK(traffic.reads > 0 && traffic.reads <= kSteps * 2 * kRanks);  // not the square of the number of ranks
+  CHECK(traffic.left == 1);
 }
 
 TEST(collectives_in_little_memory) {

@@ -63,6 +63,10 @@ class WatchedStore(torch_dist.Store):
         """Add to a number."""
         return int(self._store.add(key, value))
 
+    def deleteKey(self, key: str) -> bool:  # the name by which C++ calls it
+        """Delete a value."""
+        return bool(self._store.delete_key(key))
+
     def check(self, keys: list[str]) -> bool:
         """Whether all keys have values."""
         return bool(self._store.check(keys))

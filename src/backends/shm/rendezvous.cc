@@ -150,6 +150,7 @@ class Rendezvous {
     });
     meeting.processes = processes_of(peers);
     const auto [readable, mapped] = agreed_reach(meeting);
+    forget_steps();
     if (!readable) meeting.processes.clear();
     if (!mapped) meeting.heaps.clear();
     meeting.peers = Peers(std::move(peers));
@@ -170,6 +171,7 @@ class Rendezvous {
   /// per rank.
   std::vector<std::string> gather(const std::string& step, const std::string& own) {
     if (spec_.size() == 1) return {own};
+    steps_.push_back(step);
     std::string all = own;
     if (spec_.rank == 0) {
       for (int rank = 1; rank < spec_.size(); ++rank) all += kEnd + store().get(step + "/" + std::to_string(rank));
@@ -182,6 +184,16 @@ class Rendezvous {
     std::istringstream in(all);
     for (std::string text; std::getline(in, text, kEnd);) texts.push_back(text);
     return texts;
+  }
+
+  /// Deletes the keys that all ranks have read: those of this rank, and on the first one all but its last, which other
+  /// ranks may still read.
+  void forget_steps() {
+    if (steps_.empty()) return;
+    if (spec_.rank == 0) steps_.pop_back();
+    for (const auto& step : steps_) {
+      store().erase(spec_.rank == 0 ? step : step + "/" + std::to_string(spec_.rank));
+    }
   }
 
   /// Runs a step on all ranks. If it fails on some, all ranks throw the error of the first of them.
@@ -401,6 +413,7 @@ class Rendezvous {
   const Patience patience_;
   Card own_;
   std::vector<Card> cards_;
+  std::vector<std::string> steps_;  // whose keys are in the store
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bindings/torch/store.h"
 
+#include <exception>
 #include <vector>
 
 namespace mcr::python {
@@ -30,6 +31,13 @@ std::string TorchStore::get(const std::string& key) {
     const auto value = store_->get(key);
     return std::string(value.begin(), value.end());
   });
+}
+
+void TorchStore::erase(const std::string& key) noexcept {
+  try {
+    store_->deleteKey(key);
+  } catch (const std::exception&) {  // some stores cannot
+  }
 }
 
 }  // namespace mcr::python

@@ -14,6 +14,7 @@ class TorchStore final : public Store {
   explicit TorchStore(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
   void set(const std::string& key, const std::string& value) override;
   std::string get(const std::string& key) override;
+  void erase(const std::string& key) noexcept override;
 
  private:
   c10::intrusive_ptr<c10d::Store> store_;
