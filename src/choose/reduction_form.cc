@@ -29,10 +29,14 @@ RedOp on_bool(RedOp red) {
   return red == RedOp::PRODUCT ? RedOp::MIN : red;
 }
 
+// Whether the reduction's operands are the memory of its result.
+bool in_place(const Call& call, int rank) {
+  return row(call.op).extent == Extent::Same && (!row(call.op).is(kRooted) || call.root == rank);
+}
+
 // The memory that the reduction may change: the result's own on ranks that get one, else a copy of the rank's input.
 Buffer operands(Call& call, Plan& plan, int rank) {
-  const bool in_place = row(call.op).extent == Extent::Same && (!row(call.op).is(kRooted) || call.root == rank);
-  if (in_place) return call.out;
+  if (in_place(call, rank)) return call.out;
   Buffer& given = row(call.op).extent == Extent::Same ? call.out : call.in;
   const auto bytes = given.count * size_of(call.dtype);
   void* copy = plan.allocate({}, bytes);
@@ -79,6 +83,10 @@ void ReductionForm::change_operands(Call& call, Plan& plan, int rank) const {
     const auto values = operands(call, plan, rank);
     to_ordered(values.data, values.count, dtype_, red_ == RedOp::MAX);
   }
+}
+
+void ReductionForm::undo(const Call& call, int rank) const {
+  if (kind_ == Kind::Ordered && in_place(call, rank)) from_ordered(call.out.data, call.out.count, dtype_);
 }
 
 void ReductionForm::change_result(const Call& call, Plan& plan, int rank, int size) const {

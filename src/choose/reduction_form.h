@@ -50,6 +50,9 @@ class ReductionForm {
     call.dtype = asked_dtype_;
     call.red = asked_red_;
   }
+  /// Call if the prepared call was refused: MIN's and MAX's operands become the caller's numbers again. PREMUL_SUM's
+  /// stay multiplied, as a division would round them.
+  void undo(const Call& call, int rank) const;
   /// Call afterwards, when the call's other last steps are in the plan: adds the step that converts the result.
   void finish(const Call& call, Plan& plan, int rank, int size) const {
     if (kind_ != Kind::Itself) change_result(call, plan, rank, size);

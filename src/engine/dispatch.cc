@@ -329,12 +329,17 @@ class Issue {
     auto& communicator = *slot->communicator;
     decision_.reduction.prepare(call, plan, group.rank());
     mark_sent(notes);
-    if (decision_.form == Form::Emulated) {
-      const auto schedule = Schedule::make();
-      emulate(call, group.rank(), group.size(), *schedule);
-      begin(schedule, lane, [&](uint8_t) -> Communicator& { return communicator; });
-    } else if (slot->striped == nullptr || !issue_striped(lane)) [[likely]] {
-      communicator.issue(call, lane);
+    try {
+      if (decision_.form == Form::Emulated) {
+        const auto schedule = Schedule::make();
+        emulate(call, group.rank(), group.size(), *schedule);
+        begin(schedule, lane, [&](uint8_t) -> Communicator& { return communicator; });
+      } else if (slot->striped == nullptr || !issue_striped(lane)) [[likely]] {
+        communicator.issue(call, lane);
+      }
+    } catch (...) {
+      if (!lane.pending()) decision_.reduction.undo(call, group.rank());
+      throw;
     }
     decision_.reduction.finish(call, plan, group.rank(), group.size());
     unflatten(call, plan);

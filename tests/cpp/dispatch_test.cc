@@ -206,6 +206,28 @@ TEST(average_of_reduce_is_divided_on_the_root) {
   }
 }
 
+TEST(a_call_that_the_library_refuses_leaves_the_numbers) {
+  struct Refusing : NullCommunicator {
+    bool supports(const Call& call) const override { return call.dtype == DType::Int; }
+    void issue(const Call&, Lane&) override { throw Error(ErrorCode::Backend, "refused"); }
+  };
+  ranks::Alone alone([] { return std::make_unique<Refusing>(); }, 2);
+  for (const auto red : {RedOp::MIN, RedOp::MAX}) {
+    for (const bool starts : {false, true}) {
+      Floats data{2, -4, 0};
+      const auto call = all_reduce(data, red);
+      const auto got = ranks::failure([&] {
+        if (starts) {
+          ranks::start(alone.group(), call);
+        } else {
+          ranks::run(alone.group(), call);
+        }
+      });
+      CHECK(check::has(got.text, "refused") && data == Floats({2, -4, 0}));
+    }
+  }
+}
+
 TEST(bool_reductions_are_logical) {
   Recorded recorded;
   std::vector<char> flags{1, 0};
