@@ -26,13 +26,21 @@ def test_a_waiting_call_raises(nursery: Nursery, how: str, text: str) -> None:
     jobs.expect(ranks[:2], 0, text)
 
 
-def test_ranks_that_differ(nursery: Nursery) -> None:
-    """All raise, as their calls would not match."""
-    ranks = jobs.start(nursery, "interruptible", ["differ"], 3)
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        (NAME, "1", "interruptible"),
+        ("MCR_DL_MPI_THREAD_LEVEL", "multiple", "several threads"),
+        ("MCR_DL_MPI_STREAMS", "mcr", "streams by mcr"),
+    ],
+)
+def test_ranks_that_differ(nursery: Nursery, name: str, value: str, text: str) -> None:
+    """All raise, as their calls would not match; also in the other settings of MPI."""
+    ranks = jobs.start(nursery, "interruptible", ["differ", name, value], 3)
     jobs.end(nursery, ranks)
     for rank in ranks:
         assert "backend 'mpi': expected the same on all ranks, got ok:" in rank.text
-        assert ", interruptible on rank 1" in rank.text
+        assert f", {text} on rank 1" in rank.text
 
 
 def test_typing_error(nursery: Nursery) -> None:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocking collectives of MPI that raise while they wait: interruptible.py lost|abort|interrupt|differ.
+"""Blocking collectives of MPI that raise while they wait: interruptible.py lost|abort|interrupt|differ NAME VALUE.
 
-Rank 2 never makes the call. It is killed, the other ranks abort the group from another thread, or get SIGINT.
+Rank 2 never makes the call. It is killed, the other ranks abort the group from another thread, or get SIGINT. Or rank 1
+alone sets a variable.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import torch
 import mcr_dl as dist
 
 
-def main(how: str) -> None:
+def main(how: str, name: str = "", value: str = "") -> None:
     """One rank of three."""
-    if how == "differ":
-        os.environ["MCR_DL_MPI_INTERRUPTIBLE"] = str(int(os.environ["RANK"]) % 2)
+    if how == "differ" and os.environ["RANK"] == "1":
+        os.environ[name] = value
     dist.init_process_group("mpi")
     dist.all_reduce(torch.ones(3))
     group = dist.new_group()

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <optional>
 #include <sstream>
 #include <string_view>
 #include <type_traits>
@@ -49,6 +50,10 @@ std::string version() {
 
 namespace {
 
+constexpr const char* kThreadLevel = "MCR_DL_MPI_THREAD_LEVEL";
+constexpr const char* kStreams = "MCR_DL_MPI_STREAMS";
+constexpr std::string_view kSerialized = "serialized", kAuto = "auto";
+
 // The value of an environment variable; the fallback if it is unset or empty.
 std::string_view setting(const char* name, std::string_view fallback) {
   const auto value = value_of_variable(name);
@@ -58,6 +63,13 @@ std::string_view setting(const char* name, std::string_view fallback) {
 }  // namespace
 
 bool interruptible() { return flag_of_variable("MCR_DL_MPI_INTERRUPTIBLE", false); }
+
+std::string settings() {
+  std::string text = interruptible() ? ", interruptible" : "";
+  if (setting(kThreadLevel, kSerialized) != kSerialized) text += ", several threads";
+  if (const auto streams = setting(kStreams, kAuto); streams != kAuto) text += ", streams by " + std::string(streams);
+  return text;
+}
 
 MPI_Datatype type_of(DType dtype) {
   switch (dtype) {
@@ -196,11 +208,11 @@ constexpr auto kOwnIndexes = [] {
 }();
 
 int wanted_thread_level() {
-  const auto name = setting("MCR_DL_MPI_THREAD_LEVEL", "serialized");
-  if (name == "serialized") return MPI_THREAD_SERIALIZED;
+  const auto name = setting(kThreadLevel, kSerialized);
+  if (name == kSerialized) return MPI_THREAD_SERIALIZED;
   if (name == "multiple") return MPI_THREAD_MULTIPLE;
   throw Error(ErrorCode::InvalidArgument,
-              "MCR_DL_MPI_THREAD_LEVEL: expected 'serialized' or 'multiple', got '" + std::string(name) + "'");
+              std::string(kThreadLevel) + ": expected 'serialized' or 'multiple', got '" + std::string(name) + "'");
 }
 
 // The library's own answer, from Open MPI's function or from MPICH's.
@@ -216,14 +228,15 @@ bool cuda_aware() {
   return false;
 }
 
-// The two ways to combine MPI with a device's streams: MPI handles them, or the core does, by copies to the host.
-bool wants_device_memory() {
-  const auto name = setting("MCR_DL_MPI_STREAMS", "auto");
-  if (name == "auto") return cuda_aware();
+// The two ways to combine MPI with a device's streams: MPI handles them, or the core does, by copies to the host. None:
+// the library decides.
+std::optional<bool> wants_device_memory() {
+  const auto name = setting(kStreams, kAuto);
+  if (name == kAuto) return std::nullopt;
   if (name == "mpi") return true;
   if (name == "mcr") return false;
   throw Error(ErrorCode::InvalidArgument,
-              "MCR_DL_MPI_STREAMS: expected 'auto', 'mpi' or 'mcr', got '" + std::string(name) + "'");
+              std::string(kStreams) + ": expected 'auto', 'mpi' or 'mcr', got '" + std::string(name) + "'");
 }
 
 // MPICH unlinks its shared memory when it is finalized, which never happens in a job that is killed: the memory would
@@ -259,6 +272,7 @@ void Library::start() {
   std::lock_guard lock(mutex_);
   if (ready_) return;
   const int wanted = wanted_thread_level();
+  const auto device_memory = wants_device_memory();
   if (finalized()) throw Error(ErrorCode::Unavailable, "MPI has been finalized and cannot be started again");
   int initialized = 0;
   check(MPI_Initialized(&initialized), "MPI_Initialized");
@@ -278,7 +292,7 @@ void Library::start() {
                 "MPI_Init_thread with MPI_THREAD_SERIALIZED or MPI_THREAD_MULTIPLE");
   }
   serialized_ = level < MPI_THREAD_MULTIPLE;
-  device_memory_ = wants_device_memory();
+  device_memory_ = device_memory ? *device_memory : cuda_aware();
   void* limit = nullptr;
   int known = 0;
   check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&limit), &known), "MPI_Comm_get_attr");

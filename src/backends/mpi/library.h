@@ -69,6 +69,8 @@ std::string version();
 /// Whether blocking calls are started and polled, so that they can raise while they wait: MCR_DL_MPI_INTERRUPTIBLE.
 /// Equal on all ranks, as the blocking and nonblocking forms of MPI do not match each other.
 bool interruptible();
+/// The settings of this process that must be equal on all ranks: ", interruptible"; empty if all are the usual ones.
+std::string settings();
 
 /// A count in this MPI's type.
 inline Count narrow(int64_t value) {

@@ -371,7 +371,7 @@ std::vector<Handle> variants_of(MPI_Comm comm) {
 class MpiBackend : public Backend {
  public:
   // All ranks must have the same text, so they agree on this too.
-  std::string library() const override { return version() + (interruptible() ? ", interruptible" : ""); }
+  std::string library() const override { return version() + settings(); }
 
   std::unique_ptr<Communicator> connect(const GroupSpec& spec) override {
     Library::get().start();
