@@ -35,7 +35,9 @@ def test_shm(pools: Pools, function: Callable[[str], None]) -> None:
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    "function", [big.broadcast, big.messages, big.far_displacements_refused], ids=lambda f: f.__name__
+    "function",
+    [big.broadcast, big.messages, big.far_displacements_refused, big.far_displacements_with_a_hint],
+    ids=lambda f: f.__name__,
 )
 def test_open_mpi(pools: Pools, function: Callable[[], None]) -> None:
     """Open MPI 5.0 has none: messages use a derived datatype, collectives are made of messages."""

@@ -52,14 +52,16 @@ struct Decision {
   ReductionForm reduction;  // for Native and Emulated
 
  private:
-  // Below this many elements per rank, the counts of no rank are too large for a library.
+  // Below this many elements per rank, the counts of no rank are too large for a library, unless the caller's hint is.
   static constexpr int64_t kSmall = 1 << 15;
+  static constexpr int64_t kLargestHint = int64_t{1} << 31;  // bytes
   static constexpr int kBits = 32;  // of a word; the key has the other bits
 
   static Decision worked_out(const Communicator& communicator, const Call& call);
 
   static bool memorable(const Call& call) {
-    return call.in.count < kSmall && call.out.count < kSmall && call.root != kAnyRank && call.red != RedOp::PREMUL_SUM;
+    return call.in.count < kSmall && call.out.count < kSmall && call.root != kAnyRank &&
+           call.red != RedOp::PREMUL_SUM && call.size_hint < kLargestHint;
   }
   // Never 0.
   static uint64_t key_of(const Call& call) {

@@ -87,6 +87,21 @@ def far_displacements_refused() -> None:
     errors.good_call("mpi")
 
 
+def far_displacements_with_a_hint() -> None:
+    """The other rank does not know of the displacements: the hint says that they may be far."""
+    session.start()
+    note("big displacements with a hint")
+    rank = mcr_dl.get_rank()
+    displacements = [2**31 + 5000, 2**31 - 500] if rank == 0 else [0, 1000]
+    output = torch.zeros(COUNT if rank == 0 else 2000, dtype=torch.uint8)
+    mine = torch.full((2000,), rank + 1, dtype=torch.uint8)
+    counts = [1000, 1000]
+    mcr_dl.all_to_allv(output, mine, counts, counts, None, displacements, size_hint=COUNT, backend="mpi")
+    for peer, begin in enumerate(displacements):
+        assert bool((output[begin : begin + 1000] == peer + 1).all())
+    assert int(torch.count_nonzero(output)) == 2000
+
+
 def all_to_all(backend: str = "mpi") -> None:
     """Blocks of half a gibibyte and more, 2**31 and more together."""
     session.start()

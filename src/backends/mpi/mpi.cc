@@ -243,9 +243,10 @@ class MpiCommunicator : public OpMethods<MpiCommunicator> {
   MPI_Op op(const Call& call) const { return library_.op(call.dtype, call.red); }
 
   /// The total number of elements that a collective handles on one rank, as far as every rank can know it: libraries
-  /// with small counts compute with totals internally.
+  /// with small counts compute with totals internally. The caller's hint may be larger, such as for far displacements.
   int64_t largest_total(const Call& call) const {
-    return row(call.op).is(kPeer) ? 0 : std::max(message_elements(call, size_), int64_t{0});
+    if (row(call.op).is(kPeer)) return 0;
+    return std::max(message_elements(call, size_), call.size_hint / size_of(call.dtype));
   }
 
   /// `args` are the arguments between the routine's name and the communicator; `vectors` holds what they point to.
