@@ -4,8 +4,12 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
+#include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
+
+#include "base/error.h"
 
 namespace mcr {
 
@@ -59,9 +63,19 @@ void Progress::watch(std::shared_ptr<Work> work) {
   std::lock_guard lock(mutex_);
   works_.push_back(std::move(work));
   if (!thread_.joinable()) {
-    thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
+    start_thread();
   } else if (asleep_) {
     wake_.notify_one();
+  }
+}
+
+// With the mutex.
+void Progress::start_thread() {
+  try {
+    thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
+  } catch (const std::system_error& error) {
+    throw Error(ErrorCode::Backend, std::string("expected a thread for operations that no thread waits for, got none: ") +
+                                        error.what() + "; raise the limit of processes (ulimit -u)");
   }
 }
 

@@ -23,7 +23,8 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
   ~Progress() { stop(); }
 
-  /// Co-owns the Work until it is complete. The first call starts the thread.
+  /// Co-owns the Work until it is complete. The first call starts the thread; throws Error if the system refuses it, and
+  /// the next call tries again.
   void watch(std::shared_ptr<Work> work);
   /// Releases a Work that is complete, if it is the oldest or the newest: a thread that started and waited leaves
   /// nothing to do for this one.
@@ -52,6 +53,7 @@ class Progress {
   void stop();
 
  private:
+  void start_thread();
   void run(const std::stop_token& stop);
   std::chrono::microseconds nap_after(bool ended, std::chrono::microseconds before) const;
   std::shared_ptr<Work> running();
