@@ -56,7 +56,7 @@ class Communicator {
  public:
   virtual ~Communicator() = default;
   /// A function of op, vectored, dtype, reduction, device, size hint and counts that all ranks know, so that all ranks
-  /// get equal answers; the core caches them. For calls of less than 2^15 elements per buffer, and hints below 2^31, the
+  /// get equal answers; the core caches them. For calls of less than 2^15 elements per buffer and hints below 2^31, the
   /// answer must not depend on counts and hints: the first such call's is used for all of them.
   virtual bool supports(const Call& call) const = 0;
   /// Does the call on a blocking lane, else starts it and tracks its requests. The buffers stay until the requests are

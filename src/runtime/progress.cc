@@ -74,7 +74,7 @@ void Progress::start_thread() {
   try {
     thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
   } catch (const std::system_error& error) {
-    throw Error(ErrorCode::Backend, std::string("expected a thread for operations that no thread waits for, got none: ") +
+    throw Error(ErrorCode::Backend, std::string("expected a thread for operations that are under way, got none: ") +
                                         error.what() + "; raise the limit of processes (ulimit -u)");
   }
 }

@@ -82,7 +82,7 @@ Messages::Packet Messages::answer(Kind kind, const Packet& packet) {
   return made;
 }
 
-// Answers that end a receive. It is complete when its sender can see them, as a rank without incomplete calls may leave.
+// Answers that end a receive. It is complete when its sender can see them: a rank without incomplete calls may leave.
 bool Messages::ends_receive(Kind kind) { return kind == Kind::Taken || kind == Kind::Refuse; }
 
 bool Messages::eager(int peer, int64_t bytes) {
