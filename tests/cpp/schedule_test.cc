@@ -349,6 +349,18 @@ TEST(marks_are_read_at_any_time) {
   CHECK(found == 3);
 }
 
+TEST(a_program_that_marks_its_iterations_needs_no_memory_of_their_calls) {
+  IterationFinder finder;
+  std::minstd_rand random;
+  for (std::size_t call = 0; call < 100; ++call) finder.add(random(), 1);
+  CHECK(finder.remembered() == 100);
+  for (std::size_t call = 0; call < 2 * IterationFinder::kPatience; ++call) {
+    if (call % 10 == 0) finder.mark();
+    finder.add(random(), 1);
+  }
+  CHECK(finder.remembered() == 0);
+}
+
 TEST(iterations_are_found_after_as_many_repetitions_as_are_demanded) {
   IterationFinder finder;
   const auto calls_until_found = [&](std::size_t period) {

@@ -16,9 +16,13 @@ std::size_t IterationFinder::add(uint64_t signature, uint64_t group) {
     return 0;
   }
   const auto key = digest(digest(0, signature), group);
+  if (marks_) {
+    seen(number) = {signature, key, kNone};
+    return marked();
+  }
   const auto [place, first] = newest_.try_emplace(key, number);
   seen(number) = {signature, key, first ? kNone : std::exchange(place->second, number)};
-  return marks_ ? marked() : found();
+  return found();
 }
 
 // Continues the runs of all periods after which the newest call comes again. The first period is not in a run, and this
@@ -65,7 +69,10 @@ std::size_t IterationFinder::marked() {
   return runs_[interval_].last == number && repeated(interval_) ? interval_ : 0;
 }
 
-void IterationFinder::mark() { marks_ = marked_ = true; }
+void IterationFinder::mark() {
+  if (!marks_) newest_ = {};
+  marks_ = marked_ = true;
+}
 
 // Whether the iteration that ends before the newest call is the least of its rotations.
 bool IterationFinder::least_rotation(std::size_t period) const {

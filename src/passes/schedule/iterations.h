@@ -25,6 +25,8 @@ class IterationFinder {
   std::size_t add(uint64_t signature, uint64_t group);
   /// The next call begins an iteration, as the program says: from now on iterations begin only at such calls.
   void mark();
+  /// How many kinds of calls are remembered: none once a program marks its iterations.
+  std::size_t remembered() const { return newest_.size(); }
   /// Iterations of so many calls are found after so many repetitions.
   void demand(std::size_t calls, std::size_t repetitions) { demands_[calls] = repetitions; }
   void reset();
@@ -38,7 +40,7 @@ class IterationFinder {
   struct Seen {
     uint64_t signature;
     uint64_t key;        // of signature and group
-    std::size_t before;  // the number of the call before with this key; kNone if there is none
+    std::size_t before;  // the number of the call before with this key; kNone if there is none, or with marks
   };
   static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
 
@@ -52,7 +54,7 @@ class IterationFinder {
 
   std::size_t count_ = 0;                                     // calls since the last reset; they have numbers from 0
   std::vector<Seen> seen_ = std::vector<Seen>(2 * kLongest);  // the newest, by number
-  std::unordered_map<uint64_t, std::size_t> newest_;          // by key: the number of the newest call
+  std::unordered_map<uint64_t, std::size_t> newest_;          // by key: the number of the newest call; without marks
   std::vector<Run> runs_ = std::vector<Run>(kLongest + 1);    // by period
   bool marks_ = false, marked_ = false;                       // the program marks iterations; before the next call
   std::size_t since_mark_ = 0, interval_ = 0;                 // calls since the last mark, and between the last two
