@@ -4,7 +4,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +135,21 @@ def test_search_repeats_itself_and_is_no_worse_than_its_start() -> None:
     assert one.plan.iteration <= planner.program_order().iteration
     assert not planner.search(budget=1e-9).complete
     assert planner.search(budget=1e300, evaluations=1).evaluations > 0
+
+
+@pytest.mark.parametrize(
+    "search", [lambda planner: planner.search(chains=2**32 - 1), lambda planner: planner.brute_force(most=2**62)]
+)
+def test_an_interrupt_ends_a_search(search: Callable[[Planner], object]) -> None:
+    """Of searches that would not end within the test's time limit."""
+    planner = Planner(plan_graphs.dlrm(3, calls=30, options=4))
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            search(planner)
+    finally:
+        timer.cancel()
 
 
 def test_no_plan_is_faster_than_its_busiest_resource() -> None:

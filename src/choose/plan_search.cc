@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <random>
 #include <string>
 #include <utility>
@@ -21,12 +22,34 @@ constexpr uint32_t kLeast = 512;  // evaluations of a chain, and for each call b
 constexpr uint32_t kLeastPerCall = 8;
 constexpr int64_t kCoolest = 1024, kWarmest = 32;  // a chain accepts plans worse by 1 / this with probability 1/2
 
+constexpr auto kBetweenChecks = std::chrono::milliseconds(50);
+
 constexpr Refusal refuse("plan");
+
+// Calls the caller's check, which may throw, from time to time.
+class Checks {
+ public:
+  explicit Checks(const std::function<void()>& check) : check_(check) {}
+  void at(Clock::time_point now) {
+    if (!check_ || now < next_) return;
+    next_ = now + kBetweenChecks;
+    check_();
+  }
+
+ private:
+  const std::function<void()>& check_;
+  Clock::time_point next_ = Clock::now() + kBetweenChecks;
+};
 
 class Chain {
  public:
-  Chain(const PlanGraph& graph, ListScheduler& scheduler, const PlanSearch::Settings& settings, uint32_t number)
-      : graph_(graph), scheduler_(scheduler), settings_(settings), random_(settings.seed * 1000003 + number) {
+  Chain(const PlanGraph& graph, ListScheduler& scheduler, const PlanSearch::Settings& settings, Checks& checks,
+        uint32_t number)
+      : graph_(graph),
+        scheduler_(scheduler),
+        settings_(settings),
+        checks_(checks),
+        random_(settings.seed * 1000003 + number) {
     for (uint32_t node = 0; node < graph.nodes.size(); ++node) {
       if (graph.nodes[node].options.size() > 1) choices_.push_back(node);
       if (graph.nodes[node].call && settings.levels) leveled_.push_back(node);
@@ -74,7 +97,9 @@ class Chain {
   }
 
   bool over() {
-    timed_out_ = timed_out_ || Clock::now() >= deadline_;
+    const auto now = Clock::now();
+    checks_.at(now);
+    timed_out_ = timed_out_ || now >= deadline_;
     return timed_out_ || (settings_.most != 0 && evaluations_ >= settings_.most);
   }
 
@@ -135,6 +160,7 @@ class Chain {
   const PlanGraph& graph_;
   ListScheduler& scheduler_;
   const PlanSearch::Settings& settings_;
+  Checks& checks_;
   std::mt19937_64 random_;
   std::vector<uint32_t> choices_, leveled_;
   int64_t coolness_ = kWarmest;
@@ -166,9 +192,10 @@ PlanSearch PlanSearch::run(const PlanGraph& graph, const Settings& settings) {
   ListScheduler scheduler(graph);
   const auto fastest = fastest_options(scheduler, graph);
   const auto begin = Clock::now();
+  Checks checks(settings.check);
   PlanSearch result;
   for (uint32_t number = 0; number < settings.chains; ++number) {
-    Chain chain(graph, scheduler, settings, number);
+    Chain chain(graph, scheduler, settings, checks, number);
     ExecutionPlan start{fastest, {}, PlanOrder::Critical, {}};
     if (number < settings.starts.size()) {
       start = settings.starts[number];
@@ -194,7 +221,8 @@ PlanSearch PlanSearch::run(const PlanGraph& graph, const Settings& settings) {
   return result;
 }
 
-PlanSearch PlanSearch::all(const PlanGraph& graph, uint32_t unrolled, uint64_t most) {
+PlanSearch PlanSearch::all(const PlanGraph& graph, uint32_t unrolled, uint64_t most,
+                           const std::function<void()>& check) {
   ListScheduler scheduler(graph);
   uint64_t count = 1;
   for (const auto& node : graph.nodes) {
@@ -202,8 +230,10 @@ PlanSearch PlanSearch::all(const PlanGraph& graph, uint32_t unrolled, uint64_t m
     if (count > most) refuse("expected at most " + std::to_string(most) + " plans to try, got more");
   }
   ExecutionPlan plan{std::vector<uint32_t>(graph.nodes.size(), 0), {}, PlanOrder::Critical, {}};
+  Checks checks(check);
   PlanSearch result;
   for (uint64_t number = 0; number < count; ++number) {
+    checks.at(Clock::now());
     uint64_t left = number;
     for (uint32_t node = 0; node < graph.nodes.size(); ++node) {
       plan.options[node] = static_cast<uint32_t>(left % graph.nodes[node].options.size());

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "choose/list_schedule.h"
@@ -21,6 +22,7 @@ struct PlanSearch {
     int64_t budget = 0;     // ns for all chains; 0: no limit, and the result depends on nothing but the arguments
     bool levels = true;     // whether calls may also go first or last
     std::vector<ExecutionPlan> starts = {};  // of the first chains, for example the last plan
+    std::function<void()> check = {};        // is called from time to time, and ends the search by an exception
   };
 
   ExecutionPlan plan = {};
@@ -35,7 +37,9 @@ struct PlanSearch {
   static PlanSearch run(const PlanGraph& graph, const Settings& settings);
 
   /// The best of all combinations of options, without levels. Throws InvalidArgument for more than `most` of them.
-  static PlanSearch all(const PlanGraph& graph, uint32_t unrolled, uint64_t most);
+  /// `check`: as in Settings.
+  static PlanSearch all(const PlanGraph& graph, uint32_t unrolled, uint64_t most,
+                        const std::function<void()>& check = {});
 };
 
 /// The fastest option of each node when it has all channels to itself.

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/python/calls.h"
 #include "bindings/python/gil.h"
 #include "bindings/python/names.h"
 #include "bindings/python/parts.h"
@@ -65,7 +66,7 @@ py::dict found(const PlanSearch& result) {
 
 PlanSearch search(const PlanGraph& graph, uint32_t chains, uint64_t seed, uint32_t unrolled, uint32_t most,
                   int64_t budget, bool levels, const std::vector<const ExecutionPlan*>& starts) {
-  PlanSearch::Settings settings{chains, seed, unrolled, most, budget, levels, {}};
+  PlanSearch::Settings settings{chains, seed, unrolled, most, budget, levels, {}, check_signals};
   for (const auto* start : starts) settings.starts.push_back(*start);
   const Unlocked guard;
   return PlanSearch::run(graph, settings);
@@ -119,7 +120,7 @@ void add_plans(py::module_& module) {
           [](const PlanGraph& self, uint32_t unrolled, uint64_t most) {
             return found([&] {
               const Unlocked guard;
-              return PlanSearch::all(self, unrolled, most);
+              return PlanSearch::all(self, unrolled, most, check_signals);
             }());
           },
           py::arg("unrolled") = 2, py::arg("most") = 1 << 20);
