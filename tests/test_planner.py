@@ -16,7 +16,7 @@ import pytest
 
 from mcr_dl import _C
 from mcr_dl.base.errors import InvalidArgumentError
-from mcr_dl.planner import document, graph, motifs, options
+from mcr_dl.planner import document, graph, motifs, options, show
 from mcr_dl.planner.graph import Call, Channel, Graph, Node
 from mcr_dl.planner.plans import Plan, Planner
 from mcr_dl.testing import plan_graphs
@@ -260,6 +260,14 @@ def _blocking() -> Graph:
         Node("work", ("b",), time=5),
     )
     return Graph((Channel("only", ("only",)),), nodes)
+
+
+@pytest.mark.parametrize("nodes", [(), (Node("idle", time=0),)])
+def test_a_graph_without_any_time_is_drawn(nodes: tuple[Node, ...], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    planner = Planner(Graph((Channel("only", ("only",)),), nodes))
+    show.plot(planner, [planner.program_order(), planner.search().plan], tmp_path / "plan.png")
+    assert (tmp_path / "plan.png").exists()
 
 
 def _changed(planner: Planner, plan: Plan, **changes: Any) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def show(planner: Planner, plans: Sequence[Plan], console: Console | None = None
 def _draw(axes: Axes, planner: Planner, plan: Plan, colour: dict[str, str], iterations: int) -> None:
     lanes = {name: place for place, name in enumerate(reversed(planner.channels))}
     play = planner.play(plan, iterations)
-    last = max(end for iteration in play for node in iteration for _, _, end in node)
+    last = max((end for iteration in play for node in iteration for _, _, end in node), default=0) or 1
     for iteration in range(iterations):
         for place, node in enumerate(planner.graph.nodes):
             pieces = () if node.time is not None else planner.options[place][plan.chosen[place]].pieces
