@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import torch.distributed as torch_dist
 from harness import Pools
 from mcr_dl.base import agreement
 from mcr_dl.records import statistics
-from mcr_dl.trace import _clock, _files, _stragglers
+from mcr_dl.trace import _clock, _files, _stragglers, cli
 from mcr_dl.trace._chrome import chrome
 from mcr_dl.trace._flight_recorder import flight_recorder
 from mcr_dl.trace._param import param
@@ -368,6 +369,20 @@ def test_the_whole_way(
     collectives = [[entry["comms"] for entry in rank if "src_rank" not in entry] for rank in entries]
     assert collectives[0].count("all_reduce") == 5
     assert [name for name in collectives[0] if name != "wait"] == [name for name in collectives[1] if name != "wait"]
+
+
+@pytest.mark.parametrize(
+    ("export", "name"), [(cli.export_param, "{}.json"), (cli.export_flight_recorder, "rank_{}")]
+)
+def test_an_export_replaces_one_of_more_ranks(
+    tmp_path: Path, export: Callable[[Sequence[_files.Trace], Path], None], name: str
+) -> None:
+    kept = {"notes.json", "rank_x", "3.txt"}
+    for each in (*kept, *(name.format(rank) for rank in range(12))):
+        (tmp_path / each).write_text("old")
+    export([trace_of([record_of("all_reduce", 0, 1)])], tmp_path)
+    assert {each.name for each in tmp_path.iterdir()} == {*kept, name.format(0)}
+    assert (tmp_path / name.format(0)).read_bytes() != b"old"
 
 
 @pytest.mark.parametrize("world", [2, 3])

@@ -59,10 +59,18 @@ def _plot(given: argparse.Namespace) -> None:
     _say(str(given.output))
 
 
+def _remove_old(folder: Path, before: str, after: str) -> None:
+    """Remove the numbered files of an earlier export, which may have had more ranks: the other tool reads them all."""
+    for old in folder.glob(f"{before}*{after}"):
+        if old.is_file() and old.name.removeprefix(before).removesuffix(after).isdecimal():
+            old.unlink()
+
+
 def export_param(traces: Sequence[Trace], folder: Path) -> None:
     """Write 0.json, 1.json, ... as ``commsTraceReplay --trace-type basic --trace-path`` reads them."""
     export = param(traces)
     folder.mkdir(parents=True, exist_ok=True)
+    _remove_old(folder, "", ".json")
     for rank, entries in enumerate(export.ranks):
         (folder / f"{rank}.json").write_text(json.dumps(entries, indent=1))
     _say(f"{folder}: {sum(map(len, export.ranks))} entries of {len(traces)} ranks")
@@ -72,8 +80,9 @@ def export_param(traces: Sequence[Trace], folder: Path) -> None:
 
 def export_flight_recorder(traces: Sequence[Trace], folder: Path) -> None:
     """Write rank_0, rank_1, ... as ``torchfrtrace`` reads them."""
-    folder.mkdir(parents=True, exist_ok=True)
     dumps = flight_recorder(traces)
+    folder.mkdir(parents=True, exist_ok=True)
+    _remove_old(folder, _FLIGHT_RECORDER_PREFIX, "")
     for rank, content in enumerate(dumps):
         (folder / f"{_FLIGHT_RECORDER_PREFIX}{rank}").write_bytes(pickle.dumps(content))
     _say(f"{folder}: {sum(len(each['entries']) for each in dumps)} calls; now: torchfrtrace {folder}")
