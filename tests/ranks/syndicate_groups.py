@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
@@ -128,6 +129,25 @@ def two_jobs() -> None:
             until(planned, "steady", Program())
             session.stop()
     session.start()
+
+
+def an_end_at_different_calls() -> None:
+    """The ranks cannot agree on the end of a block: the groups keep the pass until the next block, which works."""
+    session.start()
+    program, total = Program(), torch.ones(8)
+    works = []
+    with pytest.raises(mcr_dl.InvalidArgumentError, match="after the same collective"), Planned(random_plans_of(15)):
+        if mcr_dl.get_rank() == 0:
+            works.append(mcr_dl.all_reduce(total, async_op=True))
+    if mcr_dl.get_rank() != 0:
+        works.append(mcr_dl.all_reduce(total, async_op=True))
+    works[0].wait()
+    assert bool(total.eq(mcr_dl.get_world_size()).all())
+    assert "schedule" in mcr_dl.get_passes()
+    with Planned(random_plans_of(15), rounds=1) as planned:
+        until(planned, "steady", program)
+        assert planned.plan is not None
+    assert "schedule" not in mcr_dl.get_passes()
 
 
 def messages() -> None:

@@ -145,7 +145,8 @@ class Syndicate:
         except McrError as error:  # other ranks need not have it, and would wait for this one: they have other groups
             problem = error
         while _unfinished:
-            _unfinished.pop()._withdraw()
+            _unfinished[-1]._withdraw()
+            _unfinished.pop()
         if problem is not None:
             chain.add(groups[0], [Log(), self], problem)
         self._current, self._before = current, current.passes
@@ -165,10 +166,13 @@ class Syndicate:
         if any(each.name == self.name for each in passes):
             message = "Syndicate: expected no other Syndicate, got one that is active: leave its `with` block first"
             raise InvalidArgumentError(f"{message}, or unset MCR_DL_SCHEDULE")
+        unfinished = [group for each in _unfinished for group in each._groups]
         for group in groups:
-            chain.require_plannable(
-                [*(each.name for each in _C.passes(group)), *(each.name for each in passes), self.name]
-            )
+            names = [each.name for each in _C.passes(group)]
+            if self.name in names and group not in unfinished and not communicators.is_broken(group):
+                message = f"Syndicate: expected groups without the pass {self.name!r}, got {group.name()!r} with it"
+                raise InvalidArgumentError(f"{message}: remove it by set_passes")
+            chain.require_plannable([*names, *(each.name for each in passes), self.name])
             chain.require_free(group)
 
     def __exit__(
@@ -176,27 +180,30 @@ class Syndicate:
     ) -> None:
         """End the plan; the groups get the passes back that they had.
 
-        After an exception, which other ranks may not have, the groups keep the plan until the next Syndicate begins.
+        After an exception, which other ranks may not have, or if the ranks cannot agree, the groups keep the plan until
+        the next Syndicate begins.
         """
         if not state.is_initialized() or state.current() is not self._current:
             self._groups, self._started, self._added = [], False, {}
             return
         self._current.passes = self._before
-        if error is None:
-            self._withdraw()
-        else:
-            _unfinished.append(self)
+        try:
+            if error is None:
+                self._withdraw()
+        finally:
+            if self._groups:
+                _unfinished.append(self)
 
     def _withdraw(self) -> None:
-        """Take the pass out of all groups that can still agree on it."""
-        groups, self._groups, self._started = self._groups, [], False
+        """Take the pass out of all groups that can still agree on it. After an error, the rest has it until another."""
         own = {each.name for each in self._inside} - {each.name for each in self._before}
-        for group in groups:
-            if group._closed or communicators.is_broken(group):
-                continue
-            with suppress(PeerLostError):
-                chain.withdraw(group, self._added.get(group.name(), own))
-        self._added = {}
+        while self._groups:
+            group = self._groups[0]
+            if not (group._closed or communicators.is_broken(group)):
+                with suppress(PeerLostError):
+                    chain.withdraw(group, self._added.get(group.name(), own))
+            del self._groups[0]
+        self._started, self._added = False, {}
 
     # ---- for reading
 
