@@ -134,6 +134,11 @@ def test_differences(pools: Pools) -> None:
     pools.get("processes", 2).run(schedule_programs.differences, limit=60)
 
 
+def test_counting_optimizers(pools: Pools) -> None:
+    """Are refused at their first update."""
+    pools.get("processes", 2).run(schedule_programs.counting_optimizers, limit=60)
+
+
 def test_not_made(pools: Pools) -> None:
     """The constructor fails."""
     pools.get("processes", 2).run(schedule_programs.not_made, limit=60)

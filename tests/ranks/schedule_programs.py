@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 import mcr_dl
-from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.base.errors import InvalidArgumentError, UnsupportedError
 from mcr_dl.schedule import ByteScheduler, Syndicate
 from ranks import session
 from ranks.torch_training import life
@@ -44,6 +44,24 @@ class Several(Around):
         self.several = [self.__dict__.pop("inner")]
 
 
+class _Counting(torch.optim.Optimizer):
+    """SGD that counts its steps, in its parameter groups or in itself."""
+
+    def __init__(self, model: nn.Module, name: str) -> None:
+        super().__init__(model.parameters(), {"k": 0})
+        self.calls, self._name = 0, name
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One step."""
+        del closure
+        self.calls += self._name == "calls"
+        for group in self.param_groups:
+            group["k"] += self._name == "k"
+            for each in group["params"]:
+                each.sub_(each.grad)
+
+
 class _Fixed(torch.optim.SGD):
     """Whose step cannot be replaced."""
 
@@ -51,6 +69,24 @@ class _Fixed(torch.optim.SGD):
         if name == "step":
             raise AttributeError("step is fixed")
         super().__setattr__(name, value)
+
+
+def counting_optimizers() -> None:
+    """The updates of parts of the model would lose the count, or count too often: the first one raises."""
+    with life("mcr"):
+        for name in ("k", "calls", "nothing"):
+            model = nn.Linear(4, 4)
+            optimizer = _Counting(model, name)
+            scheduler = ByteScheduler(model, optimizer)
+            scheduler(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            if name == "nothing":
+                scheduler.synchronize()
+            else:
+                text = f"got _Counting, whose step\\(\\) changes '{name}', which all parameters share"
+                with pytest.raises(UnsupportedError, match=text):
+                    scheduler.synchronize()
+            scheduler.close()
 
 
 def not_made() -> None:

@@ -11,10 +11,17 @@ import torch
 from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
+from mcr_dl.base.errors import UnsupportedError
 from mcr_dl.schedule.gradients import Hyperparameters, Piece
 
 # Attributes of the original that its copy must not have: wrappers around its step, and functions around each step.
 _OWN = ("step", "zero_grad", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+# Attributes that torch's optimizers write to check or to warn once.
+_NOTES = ("_need_device_dtype_check_for_fused", "_warned_capturable_if_run_uncaptured")
+SHARED = (
+    "ByteScheduler: expected an optimizer that updates each parameter by itself, got {}, whose step() changes {!r}, "
+    "which all parameters share; use DistributedDataParallel with it"
+)
 
 
 def outside_inference() -> AbstractContextManager[Any]:
@@ -70,18 +77,41 @@ class Updates:
             value.grad = gradient
 
     def step(self, groups: list[dict[str, Any]]) -> None:
-        """One step of the optimizer's class on these groups."""
+        """One step of the optimizer's class on these groups.
+
+        Raises UnsupportedError, on all ranks, as they have one class, if it changes what all parameters share.
+        """
         if not groups:
             return
         attributes = {name: value for name, value in self._optimizer.__dict__.items() if name not in _OWN}
         self._copy.__dict__.clear()
         self._copy.__dict__.update(attributes, _optimizer_step_pre_hooks={}, _optimizer_step_post_hooks={})
         self._copy.param_groups = groups
+        before = [*map(dict, groups), dict(self._copy.__dict__)]
         if torch.is_autocast_enabled("cpu"):  # the forward pass's; the step was outside
             with torch.autocast("cpu", enabled=False):
                 self._class_step(self._copy)
         else:
             self._class_step(self._copy)
+        for one, other in zip(before, [*groups, self._copy.__dict__], strict=True):
+            self._require_equal(one, other)
+
+    def _require_equal(self, before: dict[str, Any], after: dict[str, Any]) -> None:
+        """Raise an error if the step has written there: the copy loses it, and makes several steps in one of the program.
+        """
+        if _equal(before, after):
+            return
+        for name in {**before, **after}:
+            kept = name in before and name in after and _equal(before[name], after[name])
+            if name not in _NOTES and not kept:
+                raise UnsupportedError(SHARED.format(type(self._optimizer).__name__, name))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    try:
+        return one is other or bool(one == other)
+    except (RuntimeError, ValueError):  # of tensors and arrays of several elements
+        return False
 
 
 def _kept(value: Any) -> Any:
