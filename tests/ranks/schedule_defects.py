@@ -259,6 +259,7 @@ def mistakes() -> None:
         compiled = nn.Sequential(nn.Linear(4, 4))
         compiled[0].compile()
         inside = nn.Sequential(DistributedDataParallel(nn.Linear(4, 4)))
+        scripted, lazy = nn.Sequential(torch.jit.script(nn.Linear(4, 4))), nn.LazyLinear(4)
         refused: list[tuple[Any, Any, dict[str, Any], str]] = [
             (model, _sgd(model), {"partition": 10}, "partition: expected at least 1024 bytes"),
             (model, _sgd(model), {"credit": "big"}, "credit: expected at least 1024 bytes"),
@@ -272,6 +273,8 @@ def mistakes() -> None:
             (model.requires_grad_(False), _sgd(model), {}, "expected a model with parameters that need gradients"),
             (compiled, _sgd(compiled), {}, "0 is compiled"),
             (inside, _sgd(inside), {}, "without DistributedDataParallel, got one at 0"),
+            (scripted, _sgd(scripted), {}, "0 is a RecursiveScriptModule"),
+            (lazy, _sgd(lazy), {}, "weight has no shape yet: run one forward pass first"),
             (nn.Linear(4, 4 + rank), None, {}, "expected"),
             (_expanded(), None, {}, r"expected memory for each element, got wide from expand\(\): clone\(\) it"),
         ]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from mcr_dl import _C
@@ -36,6 +37,11 @@ COMPILED = (
     "ByteScheduler: expected an eager model, but {} is compiled, and a compiled part cannot wait for its parameters; "
     "remove torch.compile or use DistributedDataParallel"
 )
+SCRIPTED = (
+    "ByteScheduler: expected an eager model, but {} is a {}, and a compiled part cannot wait for its parameters; remove "
+    "torch.jit or use DistributedDataParallel"
+)
+LAZY = "ByteScheduler: expected initialized parameters and buffers, but {} has no shape yet: run one forward pass first"
 FORMS = ("all_reduce", "reduce_scatter")
 ORDERS = ("static", "leader")
 TUNING = ("shortlist", "bayesian", "simulation")
@@ -67,6 +73,9 @@ def model_and_optimizer(module: object, optimizer: object) -> None:
             raise UnsupportedError(message)
     for path, each in module.named_modules():
         _module(path or "the model", each)
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(tensor):
+            raise InvalidArgumentError(LAZY.format(name))
     values = {value for value in module.parameters() if value.requires_grad}
     if not values:
         raise InvalidArgumentError("ByteScheduler: expected a model with parameters that need gradients, got none")
@@ -95,6 +104,8 @@ def eager(modules: Iterable[nn.Module]) -> None:
 def _module(path: str, module: nn.Module) -> None:
     if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
         raise UnsupportedError(COMPILED.format(path))
+    if isinstance(module, torch.jit.ScriptModule):  # scripted or traced
+        raise UnsupportedError(SCRIPTED.format(path, type(module).__name__))
     if isinstance(module, DistributedDataParallel | DataParallel):
         message = (
             f"ByteScheduler: expected a model without {type(module).__name__}, got one at {path}: pass the model that "
@@ -169,7 +180,8 @@ def agreed(
     group: _C.Group, module: nn.Module, optimizer: Optimizer, given: dict[str, Any]
 ) -> tuple[list[list[Piece]], dict[nn.Module, list[int]]]:
     """The model's pieces, as ``pieces_of``; every rank raises if one of them has a problem, or other arguments."""
-    problem, found, tensors, updates = None, None, [], []
+    problem: Exception | None = None
+    found, tensors, updates = None, [], []
     try:
         model_and_optimizer(module, optimizer)
         for name in ("partition", "credit"):
@@ -194,7 +206,7 @@ def agreed(
                 raise InvalidArgumentError(text)
         found = pieces_of(module)
         tensors, updates = _tensors(module), _updates(module, optimizer)
-    except McrError as error:
+    except Exception as error:  # any, such as one of a module of the program: the other ranks wait
         problem = error
     written = {name: repr(value) for name, value in given.items()}
     changes.agree(group, "ByteScheduler", [written, tensors, updates], _require_equal, problem=problem)

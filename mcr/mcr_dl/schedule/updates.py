@@ -97,8 +97,7 @@ class Updates:
             self._require_equal(one, other)
 
     def _require_equal(self, before: dict[str, Any], after: dict[str, Any]) -> None:
-        """Raise an error if the step has written there: the copy loses it, and makes several steps in one of the program.
-        """
+        """Raise an error if the step has written there: the copy loses it, and makes several steps for each."""
         if _equal(before, after):
             return
         for name in {**before, **after}:
