@@ -122,6 +122,8 @@ GROUPS = [
     (syndicate_known.a_call_now_and_then, 3),
     (syndicate_known.gather_and_scatter, 3),
     (syndicate_known.a_search_that_fails, 2),
+    (syndicate_known.errors_of_measurements, 2),
+    (syndicate_known.too_little_memory, 3),
     (syndicate_known.with_bytescheduler, 2),
     (syndicate_known.groups_of_a_block, 2),
 ]

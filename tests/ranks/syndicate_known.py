@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import Any
 from unittest import mock
@@ -13,7 +14,8 @@ import torch.distributed as torch_dist
 
 import mcr_dl
 from mcr_dl.base.errors import UnsupportedError
-from mcr_dl.schedule import ByteScheduler, Syndicate, replanning
+from mcr_dl.measure import memory
+from mcr_dl.schedule import ByteScheduler, Syndicate, captured, measured, replanning
 from mcr_dl.schedule.execution import Document
 from mcr_dl.schedule.measured import Iteration
 from mcr_dl.testing.plans import Planned
@@ -147,6 +149,33 @@ def a_search_that_fails() -> None:
             program.iterate()
         assert [event.what for event in planned.events] == ["failed"] * 3, planned.events
         assert planned.phase == "off"
+
+
+def errors_of_measurements() -> None:
+    """No error ends the program: one rank cannot read its log, then no rank has memory for its measurements."""
+    session.start()
+    program = Program()
+    wrong = ValueError("an unreadable record") if mcr_dl.get_rank() == 1 else None
+    with mock.patch.object(captured, "_whole", side_effect=wrong, return_value=True), Planned(random_plans_of(2)) as one:
+        until(one, "off", program)
+        assert [event.what for event in one.events] == ["failed"] * 3, one.events
+    with mock.patch.object(measured, "_prepared", side_effect=MemoryError), Planned(random_plans_of(2)) as other:
+        until(other, "off", program)
+        assert other.events == []
+        program.iterate()
+
+
+def too_little_memory() -> None:
+    """For the measurements on one rank's host: no plan on any rank, and the iterations are not looked at again."""
+    session.start()
+    left = 100.0 if mcr_dl.get_rank() == 1 else math.inf
+    with mock.patch.object(memory, "available", lambda: left), Planned(random_plans_of(2)) as planned:
+        program = Program()
+        for _ in range(ROUNDS):
+            program.iterate()
+        assert [event.what for event in planned.events] == ["none"], planned.events
+        assert planned.phase == "steady"
+        assert planned.plan is None
 
 
 def with_bytescheduler() -> None:

@@ -92,7 +92,15 @@ def facts(iteration: measured.Iteration, known: Mapping[str, Known]) -> dict[str
         "groups": list(iteration.at()),
         "threads": iteration.threads,
         "known": usable,
+        "lacks": measured.lacking(iteration, _ranks_here()),
     }
+
+
+def _ranks_here() -> int:
+    """The ranks of the job on this host."""
+    current = state.current()
+    known = current.knowledge
+    return current.launch.size if known is None else len(known.same_node(current.launch.rank))
 
 
 def common(values: Sequence[Any]) -> dict[str, Any]:
@@ -131,6 +139,7 @@ def common(values: Sequence[Any]) -> dict[str, Any]:
         "times": [min(column) for column in zip(*(value["times"] for value in values), strict=True)],
         "time": max(value["time"] for value in values),
         "known": known,
+        "lacks": next((f"rank {rank}: {value['lacks']}" for rank, value in enumerate(values) if value["lacks"]), ""),
         "phases": max(value["phases"] for value in values),
         "left": _left([value["left"] for value in values]),
     }

@@ -19,7 +19,9 @@ from mcr_dl import _C
 from mcr_dl.base import agreement
 from mcr_dl.base.errors import McrError
 from mcr_dl.base.operations import operation_of
+from mcr_dl.commands.sizes import short_size_text
 from mcr_dl.libraries import registry
+from mcr_dl.measure import memory
 from mcr_dl.measure.cases import Case, Prepared, prepare, require_support
 from mcr_dl.planner import capture, options
 from mcr_dl.planner.graph import Call, Channel, Graph, Node
@@ -174,6 +176,17 @@ def measure(
         needs = {pair: (needs[pair][0], sizes[:-1] or sizes)}
     shared = [] if pair is None else _sharing(iteration, pair, needs[pair], repetitions, (lanes, others))
     return {"rows": rows, "shared": shared}
+
+
+def lacking(iteration: Iteration, here: int) -> str:
+    """Why the tensors of the measurements do not fit into this host's memory, with so many ranks; empty if they do."""
+    wanted = 0
+    for (group, op), (dtype, sizes) in iteration.needs().items():
+        wanted = max(wanted, memory.needed(op, sizes[-1:], dtype, iteration.groups[group].size(), here))
+    wanted, left = 2 * wanted, memory.available()  # two calls at once, for channels that may share a resource
+    if wanted <= left:
+        return ""
+    return f"measurements need {short_size_text(wanted)} of memory, of which its host has {short_size_text(int(left))}"
 
 
 def _largest(needs: Needs, rows: Sequence[Row], first: Sequence[int]) -> list[tuple[Row, int]]:

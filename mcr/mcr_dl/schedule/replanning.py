@@ -20,7 +20,7 @@ from typing import Any
 import torch.distributed as torch_dist
 
 from mcr_dl import _C, watch
-from mcr_dl.base.errors import InvalidArgumentError, McrError, PeerLostError
+from mcr_dl.base.errors import InvalidArgumentError, McrError, PeerLostError, text_of
 from mcr_dl.planner.graph import Graph, hash_of
 from mcr_dl.planner.plans import Plan, Planner
 from mcr_dl.runtime import state
@@ -182,7 +182,7 @@ class Replanner:
         None if the ranks differ. ``again``: what is known does not count.
         """
         begin = time.perf_counter_ns()
-        iteration = self._captures.take(self.control, seen)
+        iteration = self._capture(seen)
         agreed = self._agree_on(iteration)
         if agreed is None or iteration is None:
             return None
@@ -192,8 +192,24 @@ class Replanner:
         key = hash_of({"calls": agreed["calls"]})
         if key in agreed["known"] and not again:
             return key, self._known[key]
+        if agreed["lacks"]:
+            _log.warning("Syndicate: no plan for the iterations of %d calls: %s", len(seen), agreed["lacks"])
+            self._note("none")
+            return key, Known([], agreed["time"])
         plans = self._make(iteration, agreed["times"])
         return None if plans is None else (key, Known(plans, agreed["time"]))
+
+    def _capture(self, seen: list[measured.Seen]) -> measured.Iteration | None:
+        """The last iterations on this rank. None, with which the ranks have no common plan, also for any other error:
+        the program would run without Syndicate.
+        """
+        try:
+            return self._captures.take(self.control, seen)
+        except McrError:
+            raise
+        except Exception:
+            _log.exception("Syndicate: the calls of an iteration cannot be read")
+            return None
 
     def _agree_on(self, iteration: measured.Iteration | None) -> Any:
         """Facts of the last iterations that all ranks have alike."""
@@ -218,9 +234,14 @@ class Replanner:
         begin = time.perf_counter_ns()
         lanes = [self.lanes[group.name()] for group in iteration.groups]
         firsts, lasts = [each[0] for each in lanes], [each[-1] for each in lanes]
-        mine = measured.measure(
-            iteration, firsts, lasts, lambda first: self._meet("first times", first, measured.longest)
-        )
+        try:
+            mine = measured.measure(
+                iteration, firsts, lasts, lambda first: self._meet("first times", first, measured.longest)
+            )
+        except McrError:
+            raise
+        except Exception as error:  # such as MemoryError: the program would run without Syndicate
+            raise McrError(f"the measurements of its operations have failed: {text_of(error)}") from error
         costs = None if mine is None else self._meet("costs", mine, measured.medians)
         if costs is None:
             return None
