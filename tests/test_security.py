@@ -20,6 +20,7 @@ from mcr_dl import BackendUnavailableError, InvalidArgumentError
 from mcr_dl.base import agreement, documents
 from mcr_dl.libraries import mpi, nccl, registry
 from mcr_dl.libraries.pmi import PmiResponder
+from mcr_dl.runtime import rounds
 from mcr_dl.watch._connections import Broken, Connections
 
 PACKAGE = Path(mcr_dl.__file__).parent
@@ -153,6 +154,12 @@ def test_large_values_at_torchs_store() -> None:
     with ThreadPoolExecutor() as threads:
         agreed = threads.map(lambda rank: agreement.agree(stores[rank], rank, 2, "key", values[rank], list), (0, 1))
         assert list(agreed) == [values, values]
+        parts = [rounds.Round(stores[rank], "5", rank, 2) for rank in (0, 1)]
+        assert list(threads.map(lambda rank: parts[rank].arrive(values[rank]), (0, 1))).count(True) == 1
+        found = [each.decode() for each in parts[1].values() if each is not None]
+        assert found == values
+        parts[1].answer(values[1])
+        assert parts[0].result().decode() == values[1]
     stores[1].set("later", "1")
     assert stores[0].get("later") == b"1"
 

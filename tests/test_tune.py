@@ -13,12 +13,16 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch.distributed as torch_dist
 
 from mcr_dl import _C
+from mcr_dl.base import agreement
 from mcr_dl.base.errors import BackendUnavailableError, InvalidArgumentError
 from mcr_dl.measure import memory
+from mcr_dl.runtime import state
 from mcr_dl.tables import table
 from mcr_dl.tables.model import Subject
 from mcr_dl.tuning import _memory, launched, tuner, worker
@@ -197,6 +201,27 @@ def test_a_budget_above_the_limit(tmp_path: Path) -> None:
     plan = replace(PLAN, units=(Unit("barrier", "float32", (0,)),), budget_seconds=6.0, confidence=1e-9)
     progress = _tune(tmp_path, worker.work, plan, limit=1.5)
     assert (progress.excluded, progress.apart) == ([], set())
+
+
+def test_the_progress_under_a_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other ranks get a long one from the store in pieces: torch's store refuses more than 8 MiB at once."""
+    monkeypatch.setattr(agreement, "_PIECE", 100)
+    store, journal = torch_dist.HashStore(), Journal(tmp_path / "journal")
+    journal.begin(PLAN)
+    where = {"operation": "all_reduce", "dtype": "float32"}
+    for nbytes in (4, 8, 16):
+        times = {"min_us": 1.0, "median_us": 2.0, "p99_us": 3.0}
+        journal.add("sample", **where, candidate="gloo", bytes=nbytes, n=5, **times)
+    journal.add("done", **where)
+    found = []
+    for rank in (0, 1):
+        current = SimpleNamespace(store=store, launch=SimpleNamespace(rank=rank))
+        monkeypatch.setattr(state, "current", lambda current=current: current)
+        found.append(launched._shared(PLAN, Journal(journal.path) if rank == 0 else journal, resume=True))
+    assert store.get(launched._PROGRESS).startswith(b"bytes ")
+    assert found[0] == found[1]
+    assert [each["bytes"] for each in found[1].samples] == [4, 8, 16]
+    assert found[1].done == {("all_reduce", "float32", False)}
 
 
 def test_blame_under_a_launcher(tmp_path: Path) -> None:

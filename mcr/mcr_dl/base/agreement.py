@@ -40,9 +40,9 @@ def decode(text: bytes, what: str) -> Any:
     return documents.parse(text, what, limit=_LARGEST)
 
 
-def _leave(store: torch_dist.Store, key: str, text: str) -> None:
+def leave(store: torch_dist.Store, key: str, text: str) -> None:
     """Set a text, in pieces if it is long; its key comes last and says how long it is. A text that is too long to be
-    read is not sent.
+    read is not sent. ``whole`` or ``value_of`` reads it.
     """
     content = text.encode()
     if len(content) <= _PIECE:
@@ -59,16 +59,21 @@ def _pieces(key: str, length: int) -> list[str]:
     return [f"{key}/{number}" for number in range(-(-length // _PIECE))]
 
 
-def _value(store: torch_dist.Store, key: str, text: bytes, what: str) -> Any:
-    """The value of a key that has this text. Every rank that reads it gets the value or the error, as both follow from
-    the text.
+def whole(store: torch_dist.Store, key: str, text: bytes, what: str) -> bytes:
+    """The text that was left under a key which has this one. Every rank that reads it gets the text or the error, as
+    both follow from this one. Raises InvalidArgumentError, whose text begins with ``what``, if it is too long.
     """
     if text.startswith(_LONG):
         length = decode(text[len(_LONG) :], what)
         if type(length) is not int or not _PIECE < length <= _LARGEST:
             raise InvalidArgumentError(f"{what}: expected at most {_LARGEST} bytes, got {length!r:.40}")
         text = b"".join(store.multi_get(_pieces(key, length)))
-    return decode(text, what)
+    return text
+
+
+def value_of(store: torch_dist.Store, key: str, text: bytes, what: str) -> Any:
+    """The value of the text that was left under a key which has this one; errors as of ``whole`` and ``decode``."""
+    return decode(whole(store, key, text, what), what)
 
 
 def absent(store: torch_dist.Store, keys: Sequence[str], first: int = 0) -> Iterator[int]:
@@ -99,7 +104,7 @@ def agree(
     CollectiveTimeoutError, which names the missing ranks, after the store's timeout. ``function``: the one that
     the program called.
     """
-    _leave(store, f"{key}/{rank}", encode(value))
+    leave(store, f"{key}/{rank}", encode(value))
     try:
         return _agreed(store, rank, size, key, decide)
     except RuntimeError as error:
@@ -154,13 +159,13 @@ def _agreed(store: torch_dist.Store, rank: int, size: int, key: str, decide: Cal
         texts = store.multi_get(keys)
         titles = [f"the value of rank {other} for {key!r}" for other in range(size)]
         try:
-            answer = {"value": decide([_value(store, *each) for each in zip(keys, texts, titles, strict=True)])}
+            answer = {"value": decide([value_of(store, *each) for each in zip(keys, texts, titles, strict=True)])}
         except InvalidArgumentError as error:
             answer = {"error": str(error)}
         except Exception as error:  # the others wait for an answer, whatever happens here
             answer = {"error": f"rank 0: {type(error).__name__}: {error}"}
-        _leave(store, f"{key}/answer", encode(answer))
-    answer = _value(store, f"{key}/answer", store.get(f"{key}/answer"), f"the answer of rank 0 for {key!r}")
+        leave(store, f"{key}/answer", encode(answer))
+    answer = value_of(store, f"{key}/answer", store.get(f"{key}/answer"), f"the answer of rank 0 for {key!r}")
     if "error" in answer:
         raise InvalidArgumentError(answer["error"])
     return answer["value"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed as torch_dist
 
-from mcr_dl.base.agreement import absent
+from mcr_dl.base import agreement
 
 _SHORTEST = 0.0001  # seconds between two looks
 _CLOSED = 1 << 40  # added to the counter of arrived ranks: it is too late
@@ -60,7 +60,7 @@ class Round:
 
     def arrive(self, value: str) -> bool:
         """Leave this rank's value; whether this rank is the last, and has to answer."""
-        self._store.set(f"{self._values}/{self._rank}", value)
+        agreement.leave(self._store, f"{self._values}/{self._rank}", value)
         arrived = self._store.add(f"come/{self._key}", 1)
         self.late = arrived > _CLOSED
         return bool(arrived == self._size)
@@ -72,14 +72,14 @@ class Round:
     def values(self) -> list[bytes | None]:
         """The values that are there, by rank."""
         keys = [f"{self._values}/{rank}" for rank in range(self._size)]
-        missing = set(absent(self._store, keys))
+        missing = set(agreement.absent(self._store, keys))
         there = [key for rank, key in enumerate(keys) if rank not in missing]
         found: dict[str, bytes] = dict(zip(there, self._store.multi_get(there), strict=True)) if there else {}
-        return [found.get(key) for key in keys]
+        return [agreement.whole(self._store, key, found[key], key) if key in found else None for key in keys]
 
     def answer(self, text: str) -> None:
         """Leave the answer for all ranks."""
-        self._store.set(f"answer/{self._key}", text)
+        agreement.leave(self._store, f"answer/{self._key}", text)
 
     def answered(self) -> bool:
         """Whether the answer is there."""
@@ -87,8 +87,8 @@ class Round:
 
     def result(self) -> bytes:
         """The answer."""
-        text: bytes = self._store.get(f"answer/{self._key}")
-        return text
+        key = f"answer/{self._key}"
+        return agreement.whole(self._store, key, self._store.get(key), key)
 
     def forget(self, key: str) -> None:
         """Delete the counter and the answer of an earlier round, which all ranks have read."""

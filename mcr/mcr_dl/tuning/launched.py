@@ -8,7 +8,6 @@ same command with ``--resume`` continues without the candidate that was running.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -20,7 +19,7 @@ from dataclasses import asdict
 from typing import Any
 
 from mcr_dl import _C, watch
-from mcr_dl.base import agreement, documents
+from mcr_dl.base import agreement
 from mcr_dl.bench.ranks import orderly_end
 from mcr_dl.commands.arguments import FAILED
 from mcr_dl.groups import default_group
@@ -30,7 +29,7 @@ from mcr_dl.tuning._journal import WHERE, Journal, Plan, Progress
 from mcr_dl.tuning.worker import VISITS, Worker, start
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_LARGEST = 64 * documents.MIB
+_PROGRESS = "tune/progress"  # at the store
 _LATER_SECONDS = 2.0  # the other ranks leave after rank 0, which has something to write
 _SIGNAL_SECONDS = 2.0  # until the launcher's signal comes, once another rank has ended
 _NOTES_SECONDS = 0.5  # for the notes of the ranks that end at the same time, and for news of one that has crashed
@@ -90,8 +89,9 @@ def _shared(plan: Plan, journal: Journal, *, resume: bool) -> Progress:
         for event in journal.news():
             progress.take(event)
         document = asdict(progress)
-        store.set("tune/progress", json.dumps({**document, "done": list(progress.done), "apart": list(progress.apart)}))
-    document = documents.parse(store.get("tune/progress"), "the progress that rank 0 told", limit=_LARGEST)
+        document |= {"done": list(progress.done), "apart": list(progress.apart)}
+        agreement.leave(store, _PROGRESS, agreement.encode(document))
+    document = agreement.value_of(store, _PROGRESS, store.get(_PROGRESS), "the progress that rank 0 told")
     for name in ("done", "apart"):
         document[name] = {tuple(each) for each in document[name]}
     return Progress(**document)
