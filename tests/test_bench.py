@@ -7,6 +7,7 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -376,6 +377,16 @@ def test_bad_input(arguments: str, words: str, capsys: pytest.CaptureFixture[str
     assert words in text
     assert text.startswith("mcr-bench: error: ")
     assert len(text.splitlines()) == (3 if "^" in text else 1)
+
+
+def test_no_folder_for_the_ranks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line, too."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    assert cli.main(["--ops", "barrier"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("mcr-bench: error: [Errno 2] No such file or directory")
 
 
 def test_bad_variant() -> None:

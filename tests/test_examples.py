@@ -17,7 +17,7 @@ from hypothesis import given, settings, strategies
 from torch.nn import functional
 
 from harness import Pools, launchers
-from mcr_dl.examples import dlrm, gpt, program, record, report, text
+from mcr_dl.examples import dlrm, gpt, program, record, report, syndicate, text
 from mcr_dl.examples.comm import Comm, Split, make_groups
 from mcr_dl.examples.dlrm_model import Clicks, Dense, Tables
 from mcr_dl.examples.gpt_model import LanguageModel, Place
@@ -248,6 +248,23 @@ def test_auto_must_not_be_slower() -> None:
     text = record.gains(setting, [slow, fast, mixed, _record("auto", [1.0, 1.0, 1.1, 1.0, 1.0])])
     assert text == "auto trains at 2.00 times gloo's, 1.00 times mpi's speed"
     assert record.share(slow) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        ("--compare --rounds 200", "--rounds: expected a whole number from 1 to 100, got 200"),
+        ("--budget 2e6", "--budget: expected seconds above 0, at most 1000000, got 2000000.0"),
+        ("--batch -1", "--batch: expected a whole number from 1 on, got '-1'"),
+        ("--no-chart --chart .", "--chart: expected the name of a file, got ."),
+    ],
+)
+def test_values_out_of_range(arguments: str, wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """An error in one line, before any rank is started."""
+    with pytest.raises(SystemExit, match="2"):
+        syndicate.parse(arguments.split())
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"error: argument {wanted}")
 
 
 @pytest.mark.parametrize("name", ["dlrm", "gpt"])

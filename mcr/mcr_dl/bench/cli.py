@@ -297,9 +297,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings, ranks = _parse(argv)
         environment.require()
         _require_memory(settings, ranks)
-    except McrError as error:
+        if not launched():
+            return _start_ranks(settings, ranks)
+    except (McrError, OSError) as error:  # OSError: no folder for temporary files, or no process
         return refuse(_PROGRAM, str(error))
-    return run_rank(settings) if launched() else _start_ranks(settings, ranks)
+    return run_rank(settings)
 
 
 if __name__ == "__main__":

@@ -308,6 +308,8 @@ def parse(given: arguments.Parser, argv: Sequence[str] | None, *, positive: Sequ
     for name in ("steps", *positive):
         if not 0 < getattr(found, name) < math.inf:
             given.error(f"--{name.replace('_', '-')}: expected more than 0, got {getattr(found, name)}")
+    if not found.chart.name:
+        given.error(f"argument --chart: expected the name of a file, got {found.chart}")
     if found.trace is not None and found.trace.suffix != ".json":
         given.error(f"argument --trace: expected a file that ends in .json, got {found.trace}")
     if found.trace is not None and found.trace.with_suffix("") == found.chart.with_suffix(""):

@@ -26,6 +26,7 @@ from rich.table import Table
 
 import mcr_dl as dist
 from mcr_dl.base.documents import write_rows
+from mcr_dl.commands import arguments
 from mcr_dl.commands.console import Console, bars
 from mcr_dl.examples import bytescheduler_models as data_parallel
 from mcr_dl.examples import dlrm, dlrm_model, gpt, gpt_model, moe, moe_model, program, report
@@ -215,7 +216,8 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     """Read the command line; exits with an error text if something in it is wrong."""
     parser = program.parser("mcr_dl.examples.syndicate", __doc__.split("\n", maxsplit=1)[0], steps=150)
     parser.add_argument("--model", choices=list(MODELS), default="dlrm")
-    parser.add_argument("--batch", type=int, default=0, help="samples or windows of each rank in a step")
+    batch = arguments.checked(arguments.count(1))
+    parser.add_argument("--batch", type=batch, default=0, help="samples or windows of each rank in a step")
     parser.add_argument("--budget", type=float, default=2.0, metavar="SECONDS", help="for the search (default: 2)")
     text = "try all plans, also those that are slower by simulation"
     parser.add_argument("--compare", action="store_true", help=text)
@@ -223,6 +225,10 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     text = "write a timeline of each rank: the plan, and what has run"
     parser.add_argument("--timeline", type=Path, metavar="FOLDER", help=text)
     given = program.parse(parser, argv, positive=("budget", "rounds"))
+    try:
+        dist.schedule.Syndicate(budget=given.budget, rounds=given.rounds)
+    except dist.InvalidArgumentError as error:
+        parser.error(f"argument --{str(error).removeprefix('Syndicate: ')}")
     own = {name: getattr(given, name) for name in ("model", "batch", "budget", "compare", "rounds", "timeline")}
     return Options(**program.common(given), **own)
 
