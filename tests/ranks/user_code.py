@@ -212,6 +212,14 @@ def _expect_own(where: str, call: Callable[[], Any], backend: str) -> None:
     assert "in fail" in told, told  # the traceback of the user's function
 
 
+def _check_one_shadow(group: Any) -> None:
+    """The group that broke with its pass has ended."""
+    name = mcr_dl.runtime.handles.core_group(group).name()
+    shadows = [each for each in mcr_dl.runtime.state.current().groups if each.startswith(f"{name}/fuse")]
+    assert len([each for each in shadows if each.count("/") == 1]) == 1, shadows
+    assert shadows[0] != f"{name}/fuse"
+
+
 def in_chain(where: str, backend: str, blocking: bool, everywhere: bool) -> None:
     """Each rank's exception is the right one, others do not hang, and later calls work."""
     lasts = everywhere or where in (*COMPLETE, *TOGETHER)
@@ -233,9 +241,11 @@ def in_chain(where: str, backend: str, blocking: bool, everywhere: bool) -> None
         if everywhere and where == "behind fuse":
             _check_refused(group, backend, blocking)
             mcr_dl.set_passes(CHAINS[where](), group)
+            _check_one_shadow(group)
         if not lasts and where == "behind fuse" and not blocking:
             mcr_dl.barrier()  # the others come after their timeout
             mcr_dl.set_passes(CHAINS[where](), group)  # their buffer is on communicators that are not used any more
+            _check_one_shadow(group)
             _check_works(group, backend)
         if lasts:
             _check_works(group, backend)

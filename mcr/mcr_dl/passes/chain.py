@@ -147,9 +147,7 @@ def _agree(
 
 def _shadow(group: _C.Group, after: list[Specification], suffix: str, *, rest: bool = False) -> _C.Group:
     current = state.current()
-    name = f"{group.name()}/{suffix}"
-    broken = current.broken.get(name, 0)
-    name = f"{name}-{broken + 1}" if broken else name
+    name = _numbered(f"{group.name()}/{suffix}", current.broken.get(f"{group.name()}/{suffix}", 0))
     made = current.groups.get(name)
     if made is None:
         made = core_groups.make(name, list(group.ranks), group.backends, group.timeout)
@@ -157,6 +155,11 @@ def _shadow(group: _C.Group, after: list[Specification], suffix: str, *, rest: b
     synchronize(made)
     _put(made, after if rest else [])
     return made
+
+
+def _numbered(name: str, before: int) -> str:
+    """The name of a shadow, of which so many broke before."""
+    return f"{name}-{before + 1}" if before else name
 
 
 def synchronize(group: _C.Group) -> None:
@@ -179,13 +182,29 @@ def _synchronize_together(group: _C.Group) -> None:
     except CollectiveTimeoutError as error:
         problem = error
     broken = [station.name for station in _C.passes(group) if station._broken]
-    for name in changes.agree(group, "set_passes", broken, _all_names, problem=problem, anywhere=True):
-        shadow, current = f"{group.name()}/{name}", state.current()
-        current.broken[shadow] = current.broken.get(shadow, 0) + 1
+    before = {each.name: state.current().broken.get(f"{group.name()}/{each.name}", 0) for each in _C.passes(group)}
+    agreed = changes.agree(group, "set_passes", [broken, before], _broken_so_far, problem=problem, anywhere=True)
+    state.current().broken.update({f"{group.name()}/{name}": count for name, count in agreed.items()})
 
 
-def _all_names(values: list[Any]) -> list[str]:
-    return sorted({name for names in values for name in names})
+def _broken_so_far(values: list[Any]) -> dict[str, int]:
+    """How often the passes have broken. A rank that was interrupted in an earlier change may have missed one."""
+    found: dict[str, int] = {}
+    for _, before in values:
+        found |= {name: max(count, found.get(name, 0)) for name, count in before.items()}
+    for name in {name for broken, _ in values for name in broken}:
+        found[name] = found.get(name, 0) + 1
+    return {name: count for name, count in sorted(found.items()) if count}
+
+
+def _end_broken(group: _C.Group) -> None:
+    """End the shadows of broken passes: all ranks have agreed to use others from now on."""
+    current = state.current()
+    for name, count in [*current.broken.items()]:
+        for old in (_numbered(name, before) for before in range(count)):
+            if name.rpartition("/")[0] == group.name() and old in current.groups:
+                current.shadows[group.name()].remove(old)
+                core_groups.forget_group(current.groups[old])
 
 
 def _made(group: _C.Group, specifications: list[Specification]) -> list[_C.Pass]:
@@ -307,6 +326,7 @@ def set_passes(passes: Iterable[str | Specification] | None, group: handles.Grou
     if _C.passes(where):
         _synchronize_together(where)
     _put(where, specifications)
+    _end_broken(where)
 
 
 def get_passes(group: handles.Group = None) -> list[str]:
