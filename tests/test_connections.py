@@ -81,7 +81,7 @@ class Job:
     def end(self, rank: int, *, well: bool) -> None:
         """The rank ends as intended, or its process is killed."""
         if well:
-            self.left[f"ended/{rank}"] = {"well": True, "ended": "it has ended"}
+            self.left[f"ended/{rank}"] = {**self.member(rank), "well": True, "ended": "it has ended"}
         self.ranks[rank].stop(well=well)
 
 

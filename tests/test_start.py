@@ -13,6 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch.distributed as torch_dist
@@ -185,6 +186,8 @@ def test_the_process_that_holds_a_store(nursery: Nursery) -> None:
     assert launcher.holds(store)
     assert launcher.holds(torch_dist.PrefixStore("a", torch_dist.PrefixStore("b", store)))
     assert not launcher.holds(torch_dist.HashStore())
+    with mock.patch("os.listdir", side_effect=OSError(24, "Too many open files")):
+        assert not launcher.holds(store)
     _, ranks = jobs.agent_store(nursery, 1)
     port = int(ranks[0]["MASTER_PORT"])
     assert not launcher.holds(torch_dist.TCPStore("127.0.0.1", port, None, False))

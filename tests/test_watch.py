@@ -407,22 +407,22 @@ def test_other_requests_during_an_inquiry(monkeypatch: pytest.MonkeyPatch) -> No
         exchange.stop()
 
 
-@pytest.mark.parametrize("well", [True, False])
-def test_the_end_of_a_process_while_the_store_is_slow(well: bool) -> None:
+@pytest.mark.parametrize("well", [True, False, None])  # None: the note is that of an earlier process of the rank
+def test_the_end_of_a_process_while_the_store_is_slow(well: bool | None) -> None:
     """A rank that has ended communication is not lost; the loss of another one is told once the store answers."""
     store = torch_dist.HashStore()
     exchange = _exchange(store)
     exchange.start()
     losses = Losses(exchange, 0)
     losses._nodes, losses._peers = [0, 0, 1], SimpleNamespace(running=set)  # type: ignore[assignment]
-    store.set("watch/ended/1", json.dumps({"well": well, "ended": "it has ended"}))
+    note = {**_report.identity(1), "pid": 1 if well is None else os.getpid(), "well": well is not False, "ended": "it"}
+    store.set("watch/ended/1", json.dumps({**note, "by_code": False}))
     try:
         _busy(exchange, 1.0)
         losses._ended(1, _report.identity(1), None)
-        assert losses.any is not well
+        assert losses.any is (well is not True)
         rung = lambda: store.check(["watch/ring/0/0"]) or exchange.number > 0  # noqa: E731
-        told = exchange._until(rung, 0.1 if well else 10, time.monotonic() + 20)
-        assert told is not well
+        assert exchange._until(rung, 0.1 if well else 10, time.monotonic() + 20) is (well is not True)
     finally:
         exchange.stop()
         _C.regain(1)
@@ -437,7 +437,7 @@ def test_the_rank_that_tells_other_hosts(ended: bool) -> None:
     losses, told = Losses(exchange, 1), list[int]()
     losses._nodes, losses._peers = [0, 0, 0, 1], SimpleNamespace(running=lambda: {0})  # type: ignore[assignment]
     losses._tell = lambda rank, *_: told.append(rank)  # type: ignore[method-assign]
-    note = json.dumps({"well": True, "ended": "it has ended", "by_code": False})
+    note = json.dumps({**_report.identity(0), "well": True, "ended": "it has ended", "by_code": False})
     try:
         if ended:
             store.set("watch/ended/0", note)

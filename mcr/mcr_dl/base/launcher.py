@@ -188,7 +188,11 @@ def holds(store: torch_dist.Store) -> bool:
         store = store.underlying_store
     if not isinstance(store, torch_dist.TCPStore):
         return False
-    for number in map(int, os.listdir("/proc/self/fd")):
+    try:
+        numbers = [*map(int, os.listdir("/proc/self/fd"))]
+    except OSError:  # no descriptor is left for the folder, or there is none
+        return False
+    for number in numbers:
         with contextlib.suppress(OSError):  # a file that has been closed
             if stat.S_ISSOCK(os.fstat(number).st_mode) and _listens_at(number) == store.port:
                 return True

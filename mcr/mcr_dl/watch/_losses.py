@@ -202,7 +202,8 @@ class Losses:
     def _ended(self, rank: int, member: dict[str, Any], status: int | None) -> None:
         end = f"process {member['pid']} on {member['host']} {ending_text(status)}"
         failed = status is not None and os.WIFEXITED(status) and bool(os.WEXITSTATUS(status))
-        text, process = self._why(rank, end, failed=bool(status), code=failed), process_of(member)
+        process = process_of(member)
+        text = self._why(rank, process, end, failed=bool(status), code=failed)
         if text is None or not self._is_new(rank, process):
             self._tell_hosts(rank)  # this rank may have been the one that tells the others
             return
@@ -227,8 +228,10 @@ class Losses:
             self._told_here.add(lost)
             self._tell(lost, why, gone)
 
-    def _why(self, rank: int, end: str, *, failed: bool, code: bool = False) -> str | None:
+    def _why(self, rank: int, process: str, end: str, *, failed: bool, code: bool = False) -> str | None:
         """The text for a rank whose process has ended or cannot be reached; None if it has ended communication.
+
+        A note of an earlier process of the rank, which could not be removed at the store, says nothing of this one.
 
         ``code``: it has an exit code other than 0.
         """
@@ -242,6 +245,8 @@ class Losses:
                 time.sleep(_NOTE)
             else:
                 break
+        if report is not None and process and process_of(report) != process:
+            report = None
         well = report is not None and report["well"] and not (code and report["by_code"])
         if well or (not readable and self._stopping):
             return None
@@ -259,8 +264,8 @@ class Losses:
         if broken.silent:
             end = f"its host {member['host']} has not answered for {self._silence:g} s"
         for rank in ranks:
-            text = self._why(rank, end, failed=broken.silent)
             process = process_of(member) if rank == broken.rank else self._process(rank)
+            text = self._why(rank, process, end, failed=broken.silent)
             if text is not None and self._is_new(rank, process):
                 self._tell_connected(rank, text, process)
                 self._tell(rank, text, process)
