@@ -16,6 +16,7 @@ import torch
 from torch.distributed import PrefixStore
 
 import mcr_dl
+from mcr_dl import _C
 from mcr_dl.base.errors import InvalidArgumentError, UnsupportedError
 from mcr_dl.planner import motifs, options
 from mcr_dl.runtime import state
@@ -181,15 +182,18 @@ def traced(folder: str) -> list[dict[str, Any]]:
             program.iterate()
         assert planned.plan is not None
         motifs = sum(len(row[1]) for row in planned.plan["calls"] if row)
+        before = _C.log_made()
         with planned.traced(path) as found:
             for _ in range(5):
                 program.iterate()
+        made = _C.log_made() - before
         program.iterate()
     trace = json.loads(path.read_text())
     assert trace["otherData"]["plan"] == "random"
     assert trace["otherData"]["exposed_ms"] == found.exposed_ms
     events: list[dict[str, Any]] = trace["traceEvents"]
     began = [event for event in events if event["ph"] == "b" and "args" in event]
+    assert sum(event["ph"] == "b" and event["pid"] == 1 for event in events) == made + len(began)  # the block's calls
     iterations = Counter(event["args"]["iteration"] for event in began)
     most = max(iterations.values())
     # Some motifs of trees have no message on some ranks.

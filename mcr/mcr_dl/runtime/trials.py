@@ -112,6 +112,9 @@ class _Agreements:
         """Whether the report has its answer, or never gets one."""
         report, now = one.report, time.monotonic()
         if report.closed:  # no call needs the answer, and other ranks may never come
+            with contextlib.suppress(*agreement.STORE_ERRORS):
+                if one.round.answered():
+                    one.round.leave()
             return True
         try:
             if one.round.answered():

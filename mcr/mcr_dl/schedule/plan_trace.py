@@ -43,7 +43,7 @@ def traced(replanner: Replanner, rank: int, path: str | os.PathLike[str]) -> Ite
     if replanner.phase is not Phase.STEADY:
         message = "Syndicate: traced(): expected a plan that stays, or that none is better"
         raise McrError(f"{message}, got {replanner.phase.value!r}")
-    result, first = Traced(), _C.log_made()
+    result, first = Traced(), _C.log_made() + 1  # records have numbers from 1
     replanner.control.trace()
     replanner.begins = []
     try:
