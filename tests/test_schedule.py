@@ -358,6 +358,17 @@ def test_one_broken_entry(cached: Path, caplog: pytest.LogCaptureFixture) -> Non
     assert kept.load("model", "shortlist") == kept.load("other", "shortlist") == SETTINGS
 
 
+def test_whole_numbers_of_settings(cached: Path) -> None:
+    """Also if another program has written the file."""
+    kept.store("model", SETTINGS)
+    document = json.loads(cached.read_text())
+    document["schedules"]["model"] |= {"join": 2.0, "partition": 2048.0, "credit": None}
+    cached.write_text(json.dumps(document))
+    found = kept.load("model", "shortlist")
+    assert found is not None
+    assert [repr(each) for each in (found.join, found.partition, found.credit)] == ["2", "2048", "None"]
+
+
 @pytest.mark.usefixtures("cached")
 @pytest.mark.parametrize("point", [(17.3, 1.37), (16.0, 0.01), (22.9, 2.99)])
 def test_settings_of_a_search_are_kept(point: tuple[float, float]) -> None:

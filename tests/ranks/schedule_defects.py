@@ -318,8 +318,9 @@ def _misuse(model: nn.Module) -> None:
     scheduler(torch.ones(2, 4)).sum().backward()
     optimizer.step()
     rates.step()
-    with pytest.raises(UnsupportedError, match="copy its `module`"):
-        copy.deepcopy(scheduler)
+    for copied_by in (copy.deepcopy, copy.copy, pickle.dumps):
+        with pytest.raises(UnsupportedError, match="copy or save its `module`"):
+            copied_by(scheduler)
     scheduler.synchronize()
     copied = copy.deepcopy(model)
     assert torch.equal(copied.weight, model.weight)

@@ -156,7 +156,8 @@ def errors_of_measurements() -> None:
     session.start()
     program = Program()
     wrong = ValueError("an unreadable record") if mcr_dl.get_rank() == 1 else None
-    with mock.patch.object(captured, "_whole", side_effect=wrong, return_value=True), Planned(random_plans_of(2)) as one:
+    reading = mock.patch.object(captured, "_whole", side_effect=wrong, return_value=True)
+    with reading, Planned(random_plans_of(2)) as one:
         until(one, "off", program)
         assert [event.what for event in one.events] == ["failed"] * 3, one.events
     with mock.patch.object(measured, "_prepared", side_effect=MemoryError), Planned(random_plans_of(2)) as other:

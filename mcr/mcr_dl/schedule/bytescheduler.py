@@ -199,9 +199,9 @@ class ByteScheduler(nn.Module):
         leader = self._issuer.leader
         own_groups.end([self._core, *([leader.group] if leader else [])])
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ByteScheduler:
-        """Raises UnsupportedError: a group has no copy."""
-        text = "ByteScheduler: expected a copy of the model alone: call synchronize(), and copy its `module`"
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Raises UnsupportedError: a group can be neither copied nor saved."""
+        text = "ByteScheduler: expected a copy of the model alone: call synchronize(), and copy or save its `module`"
         raise UnsupportedError(text)
 
     @property

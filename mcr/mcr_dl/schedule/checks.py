@@ -38,8 +38,8 @@ COMPILED = (
     "remove torch.compile or use DistributedDataParallel"
 )
 SCRIPTED = (
-    "ByteScheduler: expected an eager model, but {} is a {}, and a compiled part cannot wait for its parameters; remove "
-    "torch.jit or use DistributedDataParallel"
+    "ByteScheduler: expected an eager model, but {} is a {}, and a compiled part cannot wait for its parameters; "
+    "remove torch.jit or use DistributedDataParallel"
 )
 LAZY = "ByteScheduler: expected initialized parameters and buffers, but {} has no shape yet: run one forward pass first"
 FORMS = ("all_reduce", "reduce_scatter")

@@ -95,7 +95,10 @@ def load(name: str, tuning: str) -> Kept | None:
     except (McrError, ModuleNotFoundError) as error:
         _log.warning("ByteScheduler: the settings of earlier jobs cannot be used: %s", error)
         return None
-    found = Kept(**entry) if entry is not None else None
+    found = None
+    if entry is not None:  # 1024.0 is an integer, too, for the schema
+        numbers = {each: int(entry[each]) for each in ("join", "partition", "credit") if entry[each] is not None}
+        found = Kept(**{**entry, **numbers})
     return found if found is not None and (found.tuning == tuning or tuning == "shortlist") else None
 
 
