@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import pytest_timeout
 
 from harness import Pools
 from mcr_dl.testing.nursery import Nursery
@@ -109,6 +110,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         once_more = {} if item.path.stem in TIMED else {"only_rerun": [NOT_LAUNCHED]}
         item.add_marker(pytest.mark.flaky(reruns=1, **once_more))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
+    """Limit the time of what follows a failure: the end of the test, and its second attempt.
+
+    pytest-timeout has one timer for all attempts, which it stops at the first failure.
+    """
+    if not isinstance(node, pytest.Item) or node.config.option.usepdb:
+        return
+    settings = pytest_timeout._get_item_settings(node)
+    if settings.timeout and not settings.func_only:
+        node.config.hook.pytest_timeout_set_timer(item=node, settings=settings)
 
 
 def pytest_report_header(config: pytest.Config) -> str:

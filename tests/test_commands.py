@@ -174,7 +174,7 @@ def test_completion(command: str, shell: str, capsys: pytest.CaptureFixture[str]
     ):
         assert name in script
     if shell == "bash":
-        subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True, timeout=LIMIT)
 
 
 def test_completion_in_bash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,7 +33,7 @@ functions = pytest.mark.parametrize("function", FUNCTIONS)
 def stand_ins() -> None:
     """The libraries exist: `make test-python` builds them, and so does this."""
     targets = [str(path.relative_to(Path.cwd())) for path in (launchers.STAND_IN, launchers.OLD_STAND_IN)]
-    subprocess.run(["make", "--silent", *targets], check=True, cwd=launchers.TESTS.parent)
+    subprocess.run(["make", "--silent", *targets], check=True, cwd=launchers.TESTS.parent, timeout=240)
 
 
 def sample(function: str, backend: str, world: int, counts: tuple[int, ...], most: int) -> list[Case]:

@@ -309,7 +309,9 @@ MARKUP = [
 def test_lint_refuses_consoles_that_read_markup(file: str, code: str) -> None:
     """`make lint` finds each of them in every folder."""
     command = [sys.executable, "-m", "ruff", "check", "--select", "TID251", "--no-cache", "--stdin-filename", file, "-"]
-    done = subprocess.run(command, cwd=ROOT, input=code, env=os.environ, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, input=code, env=os.environ, capture_output=True, text=True, check=False, timeout=60
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "TID251" in done.stdout
 
@@ -317,5 +319,5 @@ def test_lint_refuses_consoles_that_read_markup(file: str, code: str) -> None:
 def test_lint_selects_that_rule() -> None:
     file = ROOT / "mcr" / "mcr_dl" / "info" / "cli.py"
     command = [sys.executable, "-m", "ruff", "check", "--show-settings", str(file)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
     assert "banned-api (TID251)" in done.stdout

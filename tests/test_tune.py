@@ -304,7 +304,8 @@ def test_the_command(tmp_path: Path) -> None:
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     environment.pop("MCR_DL_TUNING_TABLE", None)
     run = [sys.executable, "-c", program]
-    assert subprocess.run(run, env=environment, capture_output=True, text=True, check=True).stdout.strip() == str(path)
+    done = subprocess.run(run, env=environment, capture_output=True, text=True, check=True, timeout=100)
+    assert done.stdout.strip() == str(path)
     code, out, _ = _command("show", "all_reduce", cache=tmp_path)
     assert code == 0
     assert "2 ranks" in out
@@ -420,7 +421,7 @@ def test_an_interrupted_command_goes_on(tmp_path: Path) -> None:
     while '"event": "done"' not in (journal.read_text() if journal.exists() else "") and time.monotonic() < deadline:
         time.sleep(0.05)
     running.send_signal(signal.SIGKILL)
-    running.communicate()
+    running.communicate(timeout=60)
     events = [json.loads(line) for line in journal.read_text().splitlines()[1:] if line.endswith("}")]
     kept = next(event for event in events if event["event"] == "sample")
     code, _, err = _command(*arguments, "--resume")

@@ -393,7 +393,7 @@ def test_other_requests_during_an_inquiry(monkeypatch: pytest.MonkeyPatch) -> No
         exchange.ask(lambda: None)
         lost[1] = "lost rank 1: process 7 on a has ended"
 
-    begin, asking = time.monotonic(), threading.Thread(target=ask)
+    begin, asking = time.monotonic(), threading.Thread(target=ask, daemon=True)
     try:
         number, first = exchange.raise_alarm(Alarm(0, "timeout", "g", "text"))
         assert first
@@ -403,7 +403,7 @@ def test_other_requests_during_an_inquiry(monkeypatch: pytest.MonkeyPatch) -> No
         assert time.monotonic() < begin + 40
         assert answers.silent == [1]
     finally:
-        asking.join()
+        asking.join(60)
         exchange.stop()
 
 
