@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_timeout
 
-from harness import Pools
+from harness import Pools, launchers
 from mcr_dl.testing.nursery import Nursery
 from seed import SEED
 
@@ -144,3 +144,10 @@ def nursery() -> Iterator[Nursery]:
     """Starts the ranks of jobs that end; one for all tests of a file."""
     with Nursery([TESTS]) as made:
         yield made
+
+
+@pytest.fixture(autouse=True)
+def _no_job_outlives_its_test() -> Iterator[None]:
+    """End the jobs under launchers of their own that a failed test has not waited for."""
+    yield
+    launchers.kill_all()

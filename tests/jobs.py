@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import time
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,7 +55,7 @@ class LaunchedJob:
 
     launcher: subprocess.Popen[bytes]
     log: Path
-    mark: str  # in the environment of its processes
+    mark: dict[str, str]  # in the environment of its processes
 
     @property
     def text(self) -> str:
@@ -65,29 +63,27 @@ class LaunchedJob:
         return self.log.read_text(errors="replace")
 
     def end(self, limit: float = LIMIT) -> int | None:
-        """The launcher's exit code, once it has ended by itself and no process of the job is left."""
-        code = self.launcher.wait(limit)
-        deadline = time.monotonic() + 2
-        while left := self.processes():
-            assert time.monotonic() < deadline, f"still there: {left}\n{self.text}"
-            time.sleep(0.05)
-        return code
+        """The launcher's exit code, once it has ended by itself and no process of the job is left.
 
-    def processes(self) -> list[int]:
-        """The job's processes, whatever their parent is by now."""
-        found = []
-        for environment in Path("/proc").glob("[0-9]*/environ"):
-            with contextlib.suppress(OSError):
-                if self.mark.encode() in environment.read_bytes():
-                    found.append(int(environment.parent.name))
-        return found
+        AssertionError, and the end of all its processes, if it has not ended after ``limit`` seconds.
+        """
+        try:
+            code = self.launcher.wait(limit)
+            deadline = time.monotonic() + 2
+            while left := launchers.processes(self.mark):
+                assert time.monotonic() < deadline, f"still there: {left}\n{self.text}"
+                time.sleep(0.05)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the job has not ended within {limit:.0f} s:\n{self.text}") from None
+        finally:
+            launchers.kill(self.mark)
+        return code
 
 
 def start_under_open_mpi(program: str, arguments: list[str], size: int, log: Path, **others: str) -> LaunchedJob:
     """Start a job under Open MPI's mpiexec, which starts and ends the ranks itself."""
-    mark = f"MCR_TEST_JOB={uuid.uuid4()}"
-    name, _, value = mark.partition("=")
+    mark = launchers.mark()
     path = str(PROGRAMS / f"{program}.py")
-    variables = {name: value, "MCR_DL_TUNING_TABLE": "none", **others}
+    variables = {**mark, "MCR_DL_TUNING_TABLE": "none", **others}
     (launcher,) = launchers.start("mpiexec-openmpi", size, [path, *arguments], log, variables)
     return LaunchedJob(launcher, log, mark)

@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The basis of the tests: time limits of second attempts."""
+"""The basis of the tests: time limits of second attempts, and the ends of jobs that fail."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+import time
+import uuid
 from pathlib import Path
 
 import pytest
 
+import jobs
 from harness import launchers
 
 _LIMIT = 100.0  # seconds; each of these takes a few
@@ -46,3 +51,51 @@ def test_what_follows_a_failure_has_a_time_limit(tmp_path: Path, place: str, met
     assert code == 1, text
     assert "Timeout" in text, text
     assert "threading.Event().wait()" in text, text
+
+
+def _running(pid: int) -> bool:
+    """Whether a process goes on; one that has ended may be left in the table of processes."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
+
+
+def test_a_command_that_hangs_is_ended_with_its_sessions(tmp_path: Path) -> None:
+    """The processes of torchrun and mpiexec have sessions of their own, and may keep the output open."""
+    mine = {"HARNESS": str(uuid.uuid4())}
+    with pytest.raises(AssertionError, match="still running after 2 s\nbegun"):
+        launchers.finish(["bash", "-c", "echo begun; setsid sleep 600 & wait"], tmp_path, {**os.environ, **mine}, 2.0)
+    assert launchers.processes(mine) == []
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_launched_job_that_fails_is_ended(tmp_path: Path, ended: bool) -> None:
+    """Whether its launcher has ended or not."""
+    job, log = launchers.mark(), tmp_path / "log"
+    program = "setsid sleep 600 & echo started $!;" + ("" if ended else "wait")
+    with log.open("w") as output:
+        launcher = subprocess.Popen(["bash", "-c", program], env={**os.environ, **job}, stdout=output)
+    deadline = time.monotonic() + _LIMIT
+    while "started" not in log.read_text() or (ended and launcher.poll() is None):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    with pytest.raises(AssertionError, match="still there" if ended else "has not ended"):
+        jobs.LaunchedJob(launcher, log, job).end(0.1)
+    assert launchers.processes(job) == []
+
+
+def test_the_jobs_of_a_failed_test_are_ended(tmp_path: Path) -> None:
+    """Also those that it has not waited for."""
+    file = tmp_path / "test_fails.py"
+    file.write_text(
+        "import os, subprocess\nfrom harness import launchers\n"
+        "def test():\n"
+        "    process = subprocess.Popen(['sleep', '600'], env={**os.environ, **launchers.mark()}, start_new_session=True)\n"
+        "    raise AssertionError(f'process {process.pid}.')\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-p", "conftest", file.name]
+    code, text = launchers.finish(command, tmp_path, launchers.environment(), _LIMIT)
+    assert code == 1, text
+    pid = int(text.partition("AssertionError: process ")[2].partition(".")[0])
+    assert not _running(pid)

@@ -24,11 +24,15 @@ LIMIT = 90.0
 
 
 def run(commands: Sequence[tuple[list[str], dict[str, str]]]) -> tuple[list[int], str]:
-    """Run commands concurrently; returns their exit codes and all output."""
+    """Run commands concurrently; returns their exit codes and all output.
+
+    AssertionError with the output, and the end of all processes, if one has not ended in time.
+    """
+    job = launchers.mark()
     running = [
         subprocess.Popen(
             command,
-            env=launchers.environment(**variables),
+            env=launchers.environment(**variables, **job),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -38,9 +42,10 @@ def run(commands: Sequence[tuple[list[str], dict[str, str]]]) -> tuple[list[int]
     ]
     try:
         texts = [process.communicate(timeout=LIMIT)[0] for process in running]
-    finally:
-        for process in running:
-            process.kill()
+    except subprocess.TimeoutExpired:
+        launchers.kill(job)
+        texts = [process.communicate()[0] for process in running]
+        raise AssertionError(f"still running after {LIMIT:.0f} s\n" + "\n".join(texts)) from None
     return [process.returncode for process in running], "\n".join(texts)
 
 

