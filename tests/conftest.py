@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -144,6 +146,32 @@ def nursery() -> Iterator[Nursery]:
     """Starts the ranks of jobs that end; one for all tests of a file."""
     with Nursery([TESTS]) as made:
         yield made
+
+
+@pytest.fixture
+def nothing_left(nursery: Nursery) -> Iterator[None]:
+    """No process outlives its job, and no shared memory is left."""
+    before = _shared_memory()
+    yield
+    left = nursery.left()
+    nursery.clear()
+    assert not left, f"expected no process of a rank that has ended, got {left}"
+    segments = _shared_memory() - before
+    assert not segments or segments <= _mapped(), segments
+
+
+def _shared_memory() -> set[str]:
+    """Segments of MPI libraries on this host."""
+    return {name for name in os.listdir("/dev/shm") if name.startswith(("mpich", "vader", "sm_segment", "ucx", "osc"))}
+
+
+def _mapped() -> set[str]:
+    """The segments that some process uses: other jobs may run on this host."""
+    found: set[str] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            found.update(re.findall(r"/dev/shm/(\S+)", maps.read_text()))
+    return found
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,8 @@ from mcr_dl.testing.nursery import Nursery
 KERNEL = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2]))
 RAISED_BAD = r"it has raised ValueError: bad batch"
 
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
 
 @pytest.mark.parametrize(
     ("starter", "fault", "limit", "error", "code"),

@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,29 +22,7 @@ RAISED = "(CollectiveTimeoutError|BackendError|PeerLostError)"
 
 backends = pytest.mark.parametrize("backend", ["mpi", "gloo", "shm"])
 
-
-@pytest.fixture(autouse=True)
-def nothing_left(nursery: Nursery) -> Iterator[None]:
-    """No process outlives its job, and no shared memory is left."""
-    before = shared_memory()
-    yield
-    nursery.clear()
-    left = shared_memory() - before
-    assert not left or left <= mapped(), left
-
-
-def shared_memory() -> set[str]:
-    """Segments of MPI libraries on this host."""
-    return {name for name in os.listdir("/dev/shm") if name.startswith(("mpich", "vader", "sm_segment", "ucx", "osc"))}
-
-
-def mapped() -> set[str]:
-    """The segments that some process uses: other jobs may run on this host."""
-    found: set[str] = set()
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):
-            found.update(re.findall(r"/dev/shm/(\S+)", maps.read_text()))
-    return found
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 # ---- a rank dies, stops, raises or leaves
@@ -101,6 +77,7 @@ def test_a_rank_is_lost_in_a_hierarchy(
     for fault in faults:
         ranks = jobs.start(nursery, "faulty", [names, phase, fault], 4, MCR_DL_TOPOLOGY=str(path))
         _survivors(nursery, ranks, rf"{RAISED}: {algorithm}\(shm,{across}\)\.\w+ \(group '", fault)
+        assert not nursery.left()
         nursery.clear()
 
 

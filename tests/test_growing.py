@@ -21,6 +21,8 @@ from mcr_dl.testing.nursery import Child, Nursery
 from mcr_dl.watch._alarm import Alarm
 from mcr_dl.watch._losses import Losses, process_of
 
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
 
 class Job:
     """A job of four ranks, of which some are lost, and the processes that take their places."""

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The basis of the tests: time limits of second attempts, and the ends of jobs that fail."""
+"""The basis of the tests: time limits of second attempts, the ends of jobs that fail, and processes that are left."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import pytest
 
 import jobs
 from harness import launchers
+from mcr_dl.testing.nursery import Nursery
 
 _LIMIT = 100.0  # seconds; each of these takes a few
 
@@ -99,3 +101,47 @@ def test_the_jobs_of_a_failed_test_are_ended(tmp_path: Path) -> None:
     assert code == 1, text
     pid = int(text.partition("AssertionError: process ")[2].partition(".")[0])
     assert not _running(pid)
+
+
+_LEAVES = """
+import os, signal, sys, time
+if os.fork() == 0:
+    if "another group" in sys.argv:
+        os.setpgid(0, 0)
+    time.sleep(600)
+if "killed" in sys.argv:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("how", [[], ["killed"], ["another group"]])
+def test_a_process_that_a_rank_has_left_is_found(nursery: Nursery, tmp_path: Path, how: list[str]) -> None:
+    """By the fixture `nothing_left`; the end of the nursery's jobs ends it too."""
+    program = tmp_path / "leaves.py"
+    program.write_text(_LEAVES)
+    child = nursery.start(program, how, {})
+    jobs.end(nursery, [child])
+    assert child.code == (-signal.SIGKILL if "killed" in how else 0), child.text
+    (left,) = nursery.left(patience=0)
+    assert _running(left)
+    nursery.clear()
+    assert not _running(left)
+    assert nursery.left(patience=0) == {}
+
+
+def test_a_fixture_tells_what_is_left(tmp_path: Path) -> None:
+    """A test fails in its end if a rank has left a process."""
+    (tmp_path / "leaves.py").write_text(_LEAVES)
+    (tmp_path / "test_leaves.py").write_text(
+        "import functools, jobs, pathlib, pytest\n"
+        "from mcr_dl.testing.nursery import Nursery\n"
+        "Nursery.left = functools.partialmethod(Nursery.left, 0.1)\n"
+        "@pytest.mark.usefixtures('nothing_left')\n"
+        "def test(nursery):\n"
+        "    jobs.end(nursery, [nursery.start(pathlib.Path('leaves.py').resolve(), [], {})])\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-p", "conftest", "test_leaves.py"]
+    code, text = launchers.finish(command, tmp_path, launchers.environment(), _LIMIT)
+    assert code == 1, text
+    assert "expected no process of a rank that has ended, got {" in text, text
+    assert "1 passed, 1 error" in text, text

@@ -7,6 +7,7 @@ Networks that are cut need real ones: tests/lab.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -18,6 +19,8 @@ from mcr_dl import InvalidArgumentError
 from mcr_dl.bench.ranks import environments
 from mcr_dl.testing.nursery import Child, Nursery
 from mcr_dl.watch import _connections
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 def start(nursery: Nursery, hosts: str, program: str, *arguments: str, **variables: str) -> list[Child]:
@@ -60,6 +63,9 @@ def test_a_rank_is_killed(nursery: Nursery, backend: str, how: str) -> None:
     ranks = start(nursery, "0,1,2", "connected", backend, how, "1", MCR_DL_MPI_INTERRUPTIBLE="1")
     survivors = end_without(nursery, ranks, {1})
     jobs.expect(survivors, jobs.REPORTED, "PeerLostError", f"ost rank 1: process {ranks[1].pid} on host1 has ended")
+    for child in re.findall(r"child (\d+)\.", ranks[1].text):
+        os.kill(int(child), signal.SIGKILL)  # ProcessLookupError if it had ended
+    assert ("child" in ranks[1].text) == (how == "fork")
 
 
 def test_rank_0_is_killed_with_the_store(nursery: Nursery) -> None:

@@ -10,6 +10,8 @@ from mcr_dl.testing.nursery import Nursery
 
 NAME = "MCR_DL_MPI_INTERRUPTIBLE"
 
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
 
 @pytest.mark.parametrize(
     ("how", "text"),

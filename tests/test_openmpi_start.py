@@ -27,6 +27,8 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 PROGRAM = jobs.PROGRAMS / "starts_openmpi.py"
 LIMIT = 120.0
 
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
 
 @pytest.fixture
 def variables(tmp_path: Path) -> Iterator[dict[str, str]]:

@@ -11,6 +11,8 @@ import jobs
 from harness import launchers
 from mcr_dl.testing.nursery import Child, Nursery
 
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
 
 def run(nursery: Nursery, backends: str, losses: str, size: int = 4, **variables: str) -> list[Child]:
     """The survivors, which have ended."""

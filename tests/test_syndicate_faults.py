@@ -30,7 +30,7 @@ STOPS = [
     (["prepared", "turn without a plan", "decided"], 0),
 ]
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = [pytest.mark.timeout(90), pytest.mark.usefixtures("nothing_left")]
 
 
 def given(phases: Sequence[str], fault: str, rank: int) -> list[str]:

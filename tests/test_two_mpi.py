@@ -19,6 +19,8 @@ PROGRAM = jobs.PROGRAMS / "two_mpi.py"
 DONE = re.compile(r"DONE \['ok: (MPICH|Open MPI) \d\S*', 'ok: (MPICH|Open MPI) \d\S*'\] \[\]")
 LIMIT = 120.0
 
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
 
 @pytest.fixture
 def variables() -> dict[str, str]:

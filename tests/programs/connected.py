@@ -40,9 +40,12 @@ def main(backend: str, how: str, rank: str) -> None:
         time.sleep(5)  # the store is rank 0's, and the one that was cut off may be late
         os._exit(0)
     if dist.get_rank() == int(rank):
-        if how == "fork" and os.fork() == 0:
-            time.sleep(60)
-            os._exit(0)
+        if how == "fork":
+            child = os.fork()
+            if child == 0:
+                time.sleep(600)
+                os._exit(0)
+            print(f"child {child}.", flush=True)
         os.kill(os.getpid(), signal.SIGSTOP if how == "stop" else signal.SIGKILL)
     dist.all_reduce(torch.ones(1000), async_op=True).wait()
     check(None, dist.get_world_size())

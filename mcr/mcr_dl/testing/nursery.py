@@ -13,6 +13,7 @@ import ctypes
 import json
 import os
 import runpy
+import select
 import signal
 import subprocess
 import sys
@@ -31,6 +32,8 @@ from mcr_dl.testing.pool import without_launcher
 __all__ = ["Child", "Nursery"]
 
 _FULL_EXIT = "--full-exit"
+_ANSWER_SECONDS = 120.0  # the first answer comes after the import of torch
+_PATIENCE = 15.0  # seconds in which DataLoader's workers, for one, notice that their process has ended
 
 
 @dataclass
@@ -84,14 +87,42 @@ class Nursery:
         own = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "MCR_DL_TUNING_TABLE": "none"}
         return {**without_launcher(), **({"PYTHONPATH": path} if path else {}), **own}
 
+    def left(self, patience: float = _PATIENCE) -> dict[int, str]:
+        """Return processes that ended children have started, and that are still there ``patience`` seconds later.
+
+        Children that have not ended may have processes. The result has the names of the commands by process ID.
+        """
+        deadline = time.monotonic() + patience
+        while True:
+            self._send({})
+            self._receive()
+            found = _members({child.pid for child in self.children.values() if child.code is not None})
+            if not found or time.monotonic() > deadline:
+                return found
+            time.sleep(0.05)
+
     def clear(self) -> None:
-        """End the remaining children."""
-        for child in self.children.values():
-            if child.code is None:
+        """End the remaining children, and processes that children have left; AssertionError if one goes on."""
+        children = list(self.children.values())
+        try:
+            self._kill(children)
+            ended = self.wait(children, _PATIENCE)
+            assert ended, f"no exit code of {[child.pid for child in children if child.code is None]} after SIGKILL"
+        finally:
+            self.children.clear()
+
+    def _kill(self, children: list[Child]) -> None:
+        """End the processes of the children's sessions, and children that have no session of their own yet."""
+        left = {child.pid for child in children if child.code is None}
+        sessions = {child.pid for child in children}
+        deadline = time.monotonic() + _PATIENCE
+        while left := left | set(_members(sessions)):
+            assert time.monotonic() < deadline, f"still there {_PATIENCE:.0f} s after SIGKILL: {sorted(left)}"
+            for pid in left:
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(child.pid, signal.SIGKILL)
-        self.wait(list(self.children.values()), 10)
-        self.children.clear()
+                    os.kill(pid, signal.SIGKILL)
+            left = set()
+            time.sleep(0.01)
 
     def start(self, program: Path, arguments: list[str], variables: dict[str, str]) -> Child:
         """Start one process of the program."""
@@ -125,12 +156,26 @@ class Nursery:
 
     def _receive(self) -> dict[str, Any]:
         assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], _ANSWER_SECONDS)[0]:
+            raise TimeoutError(f"expected an answer of the nursery within {_ANSWER_SECONDS:.0f} s, got none")
         message: dict[str, Any] = documents.parse(self._process.stdout.readline(), "an answer of the nursery")
         for pid, code in message["ended"]:
             if pid in self.children:
                 self.children[pid].code = code
                 self.children[pid].ended = time.monotonic()
         return message
+
+
+def _members(sessions: set[int]) -> dict[int, str]:
+    """The processes of these sessions that have not ended, with the names of their commands."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            name, _, rest = path.read_text(errors="replace").partition("(")[2].rpartition(")")
+            state, _, _, session = rest.split()[:4]
+            if state not in ("Z", "X") and int(session) in sessions:
+                found[int(path.parent.name)] = name
+    return found
 
 
 # ---- the process that forks
