@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,8 @@ from mcr_dl.testing.expect import expect
 from ranks import session
 
 _TURNS = 60
+
+Checked = tuple[Callable[[bool], Any], Callable[[], None]]
 
 
 @contextmanager
@@ -44,31 +46,55 @@ def _last(group: dist.ProcessGroup) -> dict[str, Any]:
     return found
 
 
-def _collectives(group: dist.ProcessGroup) -> dict[str, Callable[[bool], Any]]:
-    """torch's collectives as functions of async_op. Each rank has ones, so that sums are the number of ranks."""
+def _block(rank: int, to: int = 0) -> torch.Tensor:
+    """Values that a rank has for another one; their sums are exact, in bfloat16 too."""
+    return torch.full((3,), 10.0 * rank + to + 1)
+
+
+def _checked(call: Callable[[bool], Any], got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> Checked:
+    """The call with the check of its results, once it has ended."""
+
+    def check() -> None:
+        assert [each.tolist() for each in got] == [each.tolist() for each in want]
+
+    return call, check
+
+
+def _collectives(group: dist.ProcessGroup) -> dict[str, Checked]:
+    """torch's collectives as functions of async_op, each to be called once, with the checks of their results."""
     me, size = group.rank(), group.size()
-    ones, parts = torch.ones(3), list(torch.ones(size, 3))
-    into, whole = torch.empty(3), torch.empty(size, 3)
-    first = me == 0
+    ranks, first = range(size), me == 0
+    mine = [_block(me, to) for to in ranks]
+    gathered, swapped = [_block(rank) for rank in ranks], [_block(rank, me) for rank in ranks]
+    sums = [torch.stack([_block(rank, to) for rank in ranks]).sum(0) for to in ranks]
+    total, sent, at_root = _block(me), _block(me), _block(me)
+    rows, at_root_rows, new_rows = (list(torch.full((size, 3), -1.0)) for _ in range(3))
+    whole, new_whole = torch.full((size, 3), -1.0), torch.full((size, 3), -1.0)
+    part, share, same_share = (torch.full((3,), -1.0) for _ in range(3))
+    together = torch.stack(mine)
+
+    def made(function: Callable[..., Any], *arguments: Any, **options: Any) -> Callable[[bool], Any]:
+        return lambda form: function(*arguments, group=group, async_op=form, **options)
+
+    parts = mine if first else None
+    collected = at_root_rows if first else None
     return {
-        "all_reduce": lambda form: dist.all_reduce(torch.ones(3), group=group, async_op=form),
-        "broadcast": lambda form: dist.broadcast(ones, group_src=0, group=group, async_op=form),
-        "reduce": lambda form: dist.reduce(torch.ones(3), group_dst=0, group=group, async_op=form),
-        "all_gather": lambda form: dist.all_gather(list(torch.empty(size, 3)), ones, group=group, async_op=form),
-        "all_gather_into_tensor": lambda form: dist.all_gather_into_tensor(whole, ones, group=group, async_op=form),
-        "gather": lambda form: dist.gather(
-            ones, list(torch.empty(size, 3)) if first else None, group_dst=0, group=group, async_op=form
+        "all_reduce": _checked(made(dist.all_reduce, total), [total], sums[:1]),
+        "broadcast": _checked(made(dist.broadcast, sent, group_src=0), [sent], gathered[:1]),
+        "reduce": _checked(made(dist.reduce, at_root, group_dst=0), [at_root][: int(first)], sums[: int(first)]),
+        "all_gather": _checked(made(dist.all_gather, rows, mine[0]), rows, gathered),
+        "all_gather_into_tensor": _checked(made(dist.all_gather_into_tensor, whole, mine[0]), list(whole), gathered),
+        "gather": _checked(
+            made(dist.gather, mine[0], collected, group_dst=0), collected or [], gathered if first else []
         ),
-        "scatter": lambda form: dist.scatter(into, parts if first else None, group_src=0, group=group, async_op=form),
-        "reduce_scatter": lambda form: dist.reduce_scatter(into, parts, group=group, async_op=form),
-        "reduce_scatter_tensor": lambda form: dist.reduce_scatter_tensor(
-            into, torch.ones(size, 3), group=group, async_op=form
+        "scatter": _checked(made(dist.scatter, part, parts, group_src=0), [part], [_block(0, me)]),
+        "reduce_scatter": _checked(made(dist.reduce_scatter, share, mine), [share], [sums[me]]),
+        "reduce_scatter_tensor": _checked(
+            made(dist.reduce_scatter_tensor, same_share, together), [same_share], [sums[me]]
         ),
-        "all_to_all": lambda form: dist.all_to_all(list(torch.empty(size, 3)), parts, group=group, async_op=form),
-        "all_to_all_single": lambda form: dist.all_to_all_single(
-            whole, torch.ones(size, 3), group=group, async_op=form
-        ),
-        "barrier": lambda form: dist.barrier(group=group, async_op=form),
+        "all_to_all": _checked(made(dist.all_to_all, new_rows, mine), new_rows, swapped),
+        "all_to_all_single": _checked(made(dist.all_to_all_single, new_whole, together), list(new_whole), swapped),
+        "barrier": _checked(made(dist.barrier), [], []),
     }
 
 
@@ -76,12 +102,15 @@ def forms(backend: str) -> None:
     """A call of a uniform group keeps its form, as the comparison of calls records it; in other groups it has none."""
     for uniform in (None, False):
         with _group(backend, uniform) as group:
-            for name, call in _collectives(group).items():
+            for name, (call, check) in _collectives(group).items():
                 assert call(False) is None, name
+                check()
                 assert not _last(group)["async"], name
+            for name, (call, check) in _collectives(group).items():
                 work = call(True)
                 assert work is not None, name
                 work.wait()
+                check()
                 assert _last(group)["async"] == (uniform is None), name
 
 
@@ -112,11 +141,12 @@ def _mixed(group: dist.ProcessGroup) -> None:
         if work is not None:
             work.wait()
         assert tensor.tolist() == [float(turn) * group.size()] * 3
-    for index, (name, call) in enumerate(_collectives(group).items()):
+    for index, (name, (call, check)) in enumerate(_collectives(group).items()):
         work = call(index % group.size() == group.rank())
         assert (work is None) == (index % group.size() != group.rank()), name
         if work is not None:
             work.wait()
+        check()
 
 
 def agreement(backend: str) -> None:
@@ -168,6 +198,17 @@ def starts(backend: str) -> None:
         dist.destroy_process_group()
 
 
+def _uneven_steps(model: DistributedDataParallel, check: Callable[[], None]) -> torch.Tensor:
+    """The gradient after two rounds in which the ranks make different numbers of steps; ``check`` runs in each."""
+    for _ in range(2):
+        with model.join():
+            check()
+            for step in range(1 + 2 * dist.get_rank()):
+                model(torch.full((4, 2), float(step))).sum().backward()
+    gradient: torch.Tensor = model.module.weight.grad
+    return gradient
+
+
 def joins(backend: str) -> None:
     """A Join lets its group take any form, at one point in the group's calls; else all ranks get an error."""
     with _group(backend) as group:
@@ -186,13 +227,19 @@ def joins(backend: str) -> None:
             early = dist.all_reduce(torch.ones(1), group=group, async_op=True)
         assert early is not None
         early.wait()
-        for _ in range(2):
-            with model.join():
-                assert _any_form(group)
-                for step in range(1 + 2 * dist.get_rank()):
-                    model(torch.full((4, 2), float(step))).sum().backward()
+
+        def check() -> None:
+            assert _any_form(group)
+
+        gradient = _uneven_steps(model, check)
         weights = [torch.empty(2, 2) for _ in range(group.size())]
-        dist.all_gather(weights, model.module.weight.grad, group=group)
+        dist.all_gather(weights, model.module.weight.detach(), group=group)
+        assert all(torch.equal(each, weights[0]) for each in weights), weights
+        theirs = dist.new_group(backend="gloo")
+        plain = DistributedDataParallel(torch.nn.Linear(2, 2), process_group=theirs)
+        torch.testing.assert_close(gradient, _uneven_steps(plain, lambda: None))
+        assert bool(gradient.any())
+        dist.destroy_process_group(theirs)
 
 
 def threads(backend: str) -> None:
