@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <thread>
 
@@ -231,9 +232,15 @@ TEST(activities_may_be_read_while_they_change) {
   std::thread worker([&] {
     for (int64_t i = 1; !stop; ++i) const Activity activity({.label = &kLabel, .seq = i, .bytes = i});
   });
-  for (int i = 0; i < 20000; ++i) {
-    for (const auto& reading : Activity::all()) CHECK(reading.what.seq == reading.what.bytes);
+  int64_t read = 0;
+  const auto deadline = std::chrono::steady_clock::now() + 60s;  // a busy machine may not let the thread begin for long
+  for (int i = 0; i < 20000 || (read == 0 && std::chrono::steady_clock::now() < deadline); ++i) {
+    for (const auto& reading : Activity::all()) {
+      ++read;
+      CHECK(reading.what.seq == reading.what.bytes);
+    }
   }
+  CHECK(read > 0);
   stop = true;
   worker.join();
 }
