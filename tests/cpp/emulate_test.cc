@@ -138,6 +138,7 @@ Call call_of(const Case& what, Expected& data) {
 
 void check_case(Group& group, const Case& what) {
   auto data = expected_of(what, group.rank(), group.size());
+  const Ints given = data.in.data;
   const Call call = call_of(what, data);
   if (what.async) {
     const auto work = ranks::start(group, call);
@@ -145,7 +146,7 @@ void check_case(Group& group, const Case& what) {
   } else {
     ranks::run(group, call);
   }
-  if (data.out.data == data.result.data) return;
+  if (data.out.data == data.result.data && data.in.data == given) return;
   check::failed("emulate_test", group.rank(),
                 std::string(row(what.op).name) + " of " + std::to_string(what.count) + (what.vectored ? " v" : "") +
                     (what.async ? " async" : "") + " root " + std::to_string(what.root) + " on " +

@@ -27,6 +27,7 @@ struct Setting {
   int64_t count;  // elements of a block; of vectored ones the largest
   int root;
   bool vectored;
+  bool exact = false;  // floating-point numbers of which every reduction is exact, in any order
 
   std::string text() const {
     return std::string(row(op).name) + (vectored ? "v" : "") + " " + std::string(name(red)) + " of " +
@@ -67,7 +68,12 @@ class Ranks {
     auto& memory = memory_[index];
     const auto bytes = static_cast<std::size_t>(count * size_of(setting_.dtype));
     memory.assign(bytes + 1, kUntouched);  // a byte behind the end, which nothing may change
-    if (values != nullptr) fill({memory.data(), bytes}, *values);
+    const auto kind = row(setting_.dtype).kind;
+    if (values != nullptr && setting_.exact && (kind == DTypeKind::Floating || kind == DTypeKind::Complex)) {
+      fill_exactly({memory.data(), bytes}, index / 2, *values);
+    } else if (values != nullptr) {
+      fill({memory.data(), bytes}, *values);
+    }
     return {memory.data(), count};
   }
 
@@ -82,6 +88,42 @@ class Ranks {
     if (kind == DTypeKind::Integer) return;
     for (std::size_t i = size - 1; i < memory.size(); i += size) {
       memory[i] &= kind == DTypeKind::Bool ? std::byte{1} : std::byte{0xBF};  // 0xBF: an exponent that is not the last
+    }
+  }
+
+  // The highest bytes of 1 in a type; those of 2 are 0x40 and 0 in every one.
+  static constexpr uint16_t one(DType dtype) {
+    switch (dtype) {
+      case DType::Float8_e4m3fn:
+        return 0x3800;
+      case DType::Float8_e5m2:
+      case DType::Half:
+        return 0x3C00;
+      case DType::Double:
+      case DType::ComplexDouble:
+        return 0x3FF0;
+      default:
+        return 0x3F80;
+    }
+  }
+
+  // Numbers 1 and 2 with signs. Sums of up to eight of 1 and products of up to eight are exact in types of 8 bits too, so
+  // that further ranks have 0 and 1; no zero is negative. Complex numbers are 2 + i with a sign, of which no product has
+  // a part of zero.
+  void fill_exactly(std::span<std::byte> memory, std::size_t rank, std::mt19937& values) const {
+    const bool complex = row(setting_.dtype).kind == DTypeKind::Complex, further = rank >= 8;
+    const auto size = static_cast<std::size_t>(size_of(setting_.dtype)) / (complex ? 2 : 1);
+    std::ranges::fill(memory, std::byte{0});
+    bool first = true, negative = false;
+    for (std::size_t end = size; end <= memory.size(); end += size, first = !first) {
+      const auto value = static_cast<uint32_t>(values());
+      if (!complex || first) negative = (value & 1) != 0;
+      const bool sum = !complex && setting_.red == RedOp::SUM;
+      if (sum && further) continue;
+      const bool two = complex ? first : !sum && !further && (value & 2) != 0;
+      const int bits = (two ? 0x4000 : one(setting_.dtype)) | (negative ? 0x8000 : 0);
+      memory[end - 1] = static_cast<std::byte>(bits >> 8);
+      if (size > 1) memory[end - 2] = static_cast<std::byte>(bits & 0xFF);
     }
   }
 
