@@ -27,6 +27,7 @@ __all__ = [
     "end",
     "expect",
     "interrupted",
+    "killed",
     "start",
     "start_under_open_mpi",
 ]
@@ -47,6 +48,12 @@ def interrupted(nursery: Nursery, program: str, arguments: list[str]) -> list[Ch
     end(nursery, ranks)
     expect(ranks, 0, "DONE")
     return ranks
+
+
+def killed(nursery: Nursery, children: list[Child]) -> None:
+    """Wait until the children have ended, and check that each has killed itself where its program says so."""
+    end(nursery, children)
+    expect(children, -signal.SIGKILL)
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -36,7 +37,9 @@ class Job:
         _, self._places = jobs.agent_store(nursery, 4)
         ranks = [self._start(place, {}) for place in range(4)]
         self.lost = [int(rank) for rank in lost.split(",")]
-        nursery.wait([ranks[rank] for rank in self.lost], jobs.LIMIT)
+        jobs.end(nursery, [ranks[rank] for rank in self.lost])
+        for rank in self.lost:
+            assert ranks[rank].code == (1 if "GROWING_RAISE" in variables else -signal.SIGKILL), ranks[rank].text
         self.survivors = [ranks[rank] for rank in range(4) if rank not in self.lost]
 
     @property
@@ -102,8 +105,7 @@ def test_all_other_ranks_come_back(nursery: Nursery) -> None:
 def test_a_process_is_lost_too(nursery: Nursery, backends: str, how: str) -> None:
     """The others go on without it, and take another."""
     job = Job(nursery, backends, "1")
-    first = job.rejoin(1, how)
-    nursery.wait([first], jobs.LIMIT)
+    jobs.killed(nursery, [job.rejoin(1, how)])
     job.end(job.rejoin(1))
 
 
@@ -148,7 +150,7 @@ def test_no_group_takes_the_process(nursery: Nursery) -> None:
     """The process that has the rank is not lost."""
     job = Job(nursery, "gloo", "1")
     other = job.rejoin(2, GROWING_LIMIT="1")
-    nursery.wait([other], jobs.LIMIT)
+    jobs.end(nursery, [other])
     jobs.expect([other], jobs.REPORTED, "CollectiveTimeoutError: rejoin: no group has taken this process for rank 2")
     job.end(job.rejoin(1))
 

@@ -15,12 +15,13 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 def run(nursery: Nursery, backends: str, losses: str, size: int = 4, **variables: str) -> list[Child]:
-    """The survivors, which have ended."""
+    """The survivors, which have ended; the lost ranks have ended where they had to."""
     ranks = jobs.start(nursery, "shrinking", [backends, losses], size, **variables)
     stages = losses.replace("/", ",").split(",")
     lost = [each.rstrip("!*?-+b") for each in stages]
     survivors = [child for rank, child in enumerate(ranks) if str(rank) not in lost]
     jobs.end(nursery, survivors)
+    jobs.killed(nursery, [ranks[int(each.rstrip("!*-+b"))] for each in stages if not each.endswith(("?", "~", "^"))])
     return survivors
 
 
