@@ -22,6 +22,7 @@ def test_storm(pools: Pools, world: int, seed: int) -> None:
     assert len(session.SUBGROUPS[world]) >= 4
     answers = pools.get("processes", world).run(storm.storm, seed, 1000, ["mpi", "gloo"], seed == 3, limit=LIMIT)
     assert all(answer["finished"] > 330 for answer in answers)
+    assert all(answer["checked after synchronize"] > 0 for answer in answers)
 
 
 @pytest.mark.timeout(300)
