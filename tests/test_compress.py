@@ -443,6 +443,7 @@ def test_demo(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mcr_dl.examples.moe", *given, "--no-chart", "--chart", str(chart)]
     environment = {**os.environ, "MCR_DL_TUNING_TABLE": "none"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
     modes = json.loads(chart.with_suffix(".json").read_text())["modes"]
     assert [each["mode"] for each in modes] == ["auto", "bf16", "zfp:rate=16"], done.stdout + done.stderr
     plain, *others = (each["loss_end"] for each in modes)
