@@ -93,7 +93,8 @@ def test_the_jobs_of_a_failed_test_are_ended(tmp_path: Path) -> None:
     file.write_text(
         "import os, subprocess\nfrom harness import launchers\n"
         "def test():\n"
-        "    process = subprocess.Popen(['sleep', '600'], env={**os.environ, **launchers.mark()}, start_new_session=True)\n"
+        "    job = {**os.environ, **launchers.mark()}\n"
+        "    process = subprocess.Popen(['sleep', '600'], env=job, start_new_session=True)\n"
         "    raise AssertionError(f'process {process.pid}.')\n"
     )
     command = [sys.executable, "-m", "pytest", "-p", "conftest", file.name]
