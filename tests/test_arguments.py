@@ -161,7 +161,7 @@ def test_spellings_of_auto(text: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("text", ["mpi,auto", "cpu:auto", ["auto", "gloo"], ["mcr", "gloo"], "cpu:mcr,cuda:nccl"])
 def test_auto_among_other_names(text: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="^backend: expected '(auto|mcr)' alone, got "):
+    with pytest.raises(InvalidArgumentError, match=r"^backend: expected '(auto|mcr)' alone, got "):
         parse_backends(text)
 
 

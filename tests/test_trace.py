@@ -371,9 +371,7 @@ def test_the_whole_way(
     assert [name for name in collectives[0] if name != "wait"] == [name for name in collectives[1] if name != "wait"]
 
 
-@pytest.mark.parametrize(
-    ("export", "name"), [(cli.export_param, "{}.json"), (cli.export_flight_recorder, "rank_{}")]
-)
+@pytest.mark.parametrize(("export", "name"), [(cli.export_param, "{}.json"), (cli.export_flight_recorder, "rank_{}")])
 def test_an_export_replaces_one_of_more_ranks(
     tmp_path: Path, export: Callable[[Sequence[_files.Trace], Path], None], name: str
 ) -> None:

@@ -132,9 +132,7 @@ def batches(backend: str) -> None:
     outside = mcr_dl.P2POp(mcr_dl.isend, mine, after, mcr_dl.GroupMember.NON_GROUP_MEMBER)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        works = mcr_dl.batch_isend_irecv(
-            [receive(), outside, mcr_dl.P2POp(mcr_dl.isend, mine, after, backend=backend)]
-        )
+        works = mcr_dl.batch_isend_irecv([receive(), outside, mcr_dl.P2POp(mcr_dl.isend, mine, after, backend=backend)])
     assert "isend on a rank which does not belong" in str(caught[0].message)
     assert len(works) == 2
     for work in works:

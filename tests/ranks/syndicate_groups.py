@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
@@ -11,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 import mcr_dl
 from mcr_dl.passes import Log
 from mcr_dl.schedule import step
+from mcr_dl.testing.expect import expect
 from mcr_dl.testing.plans import Planned
 from ranks import session
 from ranks.syndicate import ROUNDS, Program, random_plans_of
@@ -136,9 +136,13 @@ def an_end_at_different_calls() -> None:
     session.start()
     program, total = Program(), torch.ones(8)
     works = []
-    with pytest.raises(mcr_dl.InvalidArgumentError, match="after the same collective"), Planned(random_plans_of(15)):
-        if mcr_dl.get_rank() == 0:
-            works.append(mcr_dl.all_reduce(total, async_op=True))
+
+    def end() -> None:
+        with Planned(random_plans_of(15)):
+            if mcr_dl.get_rank() == 0:
+                works.append(mcr_dl.all_reduce(total, async_op=True))
+
+    expect(mcr_dl.InvalidArgumentError, end, "after the same collective")
     if mcr_dl.get_rank() != 0:
         works.append(mcr_dl.all_reduce(total, async_op=True))
     works[0].wait()

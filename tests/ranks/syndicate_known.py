@@ -170,7 +170,7 @@ def too_little_memory() -> None:
     """For the measurements on one rank's host: no plan on any rank, and the iterations are not looked at again."""
     session.start()
     left = 100.0 if mcr_dl.get_rank() == 1 else math.inf
-    with mock.patch.object(memory, "available", lambda: left), Planned(random_plans_of(2)) as planned:
+    with mock.patch.object(memory, "available", return_value=left), Planned(random_plans_of(2)) as planned:
         program = Program()
         for _ in range(ROUNDS):
             program.iterate()
