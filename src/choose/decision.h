@@ -55,7 +55,7 @@ struct Decision {
   // Below this many elements per rank, the counts of no rank are too large for a library, unless the caller's hint is.
   static constexpr int64_t kSmall = 1 << 15;
   static constexpr int64_t kLargestHint = int64_t{1} << 31;  // bytes
-  static constexpr int kBits = 32;  // of a word; the key has the other bits
+  static constexpr int kBits = 32;                           // of a word; the key has the other bits
 
   static Decision worked_out(const Communicator& communicator, const Call& call);
 

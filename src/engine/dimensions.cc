@@ -90,9 +90,9 @@ Dimensions dimensions_of(Group& group, const std::string& name) {
   // By the backends, and by the group's own communicators, as not every rank has one in each dimension.
   const auto* over = dynamic_cast<const DimensionsBackend*>(entry->backend.get());
   const bool moves_data = over != nullptr && over->moves_data() && std::ranges::all_of(backends, [&](const auto& part) {
-    const auto* slot = group.find(part);
-    return slot == nullptr || slot->communicator->moves_data();
-  });
+                            const auto* slot = group.find(part);
+                            return slot == nullptr || slot->communicator->moves_data();
+                          });
   return {*entry, whole->communicator, moves_data};
 }
 

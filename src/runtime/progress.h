@@ -23,8 +23,8 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
   ~Progress() { stop(); }
 
-  /// Co-owns the Work until it is complete. The first call starts the thread. Throws Error if the system refuses it; the
-  /// next call tries again.
+  /// Co-owns the Work until it is complete. The first call starts the thread. Throws Error if the system refuses it;
+  /// the next call tries again.
   void watch(std::shared_ptr<Work> work);
   /// Releases a Work that is complete, if it is the oldest or the newest: a thread that started and waited leaves
   /// nothing to do for this one.

@@ -108,8 +108,8 @@ class Ranks {
   }
 
   // Numbers 1 and 2 with signs, for sums 1 alone. Those of eight ranks have exact sums and products in types of 8 bits
-  // too; further ranks have 0 for sums and 1 for products. No zero is negative. Complex numbers are 2 + i with a sign, of
-  // which no product has a part of zero.
+  // too; further ranks have 0 for sums and 1 for products. No zero is negative. Complex numbers are 2 + i with a sign,
+  // of which no product has a part of zero.
   void fill_exactly(std::span<std::byte> memory, std::size_t rank, std::mt19937& values) const {
     const bool complex = row(setting_.dtype).kind == DTypeKind::Complex, further = rank >= 8;
     const auto size = static_cast<std::size_t>(size_of(setting_.dtype)) / (complex ? 2 : 1);

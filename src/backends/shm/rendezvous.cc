@@ -75,8 +75,7 @@ struct Card {
     std::ostringstream out;
     for (const auto* field : {&host, &place.machine, &place.network, &name, &token, &cores, &address})
       out << *field << '\n';
-    out << most << ' ' << remote_fences << ' ' << streams << ' ' << heap << ' ' << heap_bytes << ' '
-        << backlog;
+    out << most << ' ' << remote_fences << ' ' << streams << ' ' << heap << ' ' << heap_bytes << ' ' << backlog;
     return out.str();
   }
   static Card parse(const std::string& text) {
@@ -86,8 +85,7 @@ struct Card {
          {&card.host, &card.place.machine, &card.place.network, &card.name, &card.token, &card.cores, &card.address}) {
       std::getline(in, *field);
     }
-    in >> card.most >> card.remote_fences >> card.streams >> card.heap >> card.heap_bytes >>
-        card.backlog;
+    in >> card.most >> card.remote_fences >> card.streams >> card.heap >> card.heap_bytes >> card.backlog;
     return card;
   }
 };

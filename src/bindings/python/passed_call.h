@@ -92,8 +92,8 @@ class PassedCall {
   using Counts = std::array<std::vector<int64_t>, 4>;
   Call kept_;
   const std::string* named_ = nullptr;  // its candidate, as the caller named it
-  std::shared_ptr<Counts> counts_;  // of kept_; null: it has none
-  std::shared_ptr<void> memory_;    // of its tensors, until handle() has returned and the call has gone on
+  std::shared_ptr<Counts> counts_;      // of kept_; null: it has none
+  std::shared_ptr<void> memory_;        // of its tensors, until handle() has returned and the call has gone on
   // For a held call, which outlives handle(); set by hold() and taken by proceed():
   std::optional<Slot> slot_;            // its candidate; a copy, as the group may remove it meanwhile
   std::shared_ptr<const Chain> chain_;  // the chain with which it entered
