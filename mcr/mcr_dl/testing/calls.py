@@ -126,7 +126,34 @@ class Side:
         return [count for _, count in self.places]
 
 
-def place(counts: Sequence[int], layout: str, fill: Callable[[int], torch.Tensor]) -> Side:
+class Guards:
+    """Memory around tensors that must stay unchanged. They begin 0 to 2 elements behind an aligned address."""
+
+    _BYTE = 0x5A
+    _BEHIND = 2  # elements
+
+    def __init__(self, shift: int) -> None:
+        self._shift = shift % 3
+        self._wholes: list[tuple[torch.Tensor, int]] = []
+
+    def around(self, content: torch.Tensor) -> torch.Tensor:
+        """A contiguous copy of the content between guards."""
+        count, front = content.numel(), self._shift
+        whole = torch.empty(front + count + self._BEHIND, dtype=content.dtype, device=content.device)
+        whole.view(torch.uint8).fill_(self._BYTE)
+        self._wholes.append((whole, count))
+        return whole[front : front + count].copy_(content.reshape(-1)).view(content.shape)
+
+    def check(self, what: str) -> None:
+        """Raise AssertionError if a guard has changed."""
+        for whole, count in self._wholes:
+            for place, guard in (("before", whole[: self._shift]), ("behind", whole[self._shift + count :])):
+                if not bool((guard.view(torch.uint8) == self._BYTE).all()):
+                    message = f"{what}: the memory {place} a tensor of {count} elements has changed"
+                    raise AssertionError(message)
+
+
+def place(counts: Sequence[int], layout: str, fill: Callable[[int], torch.Tensor], guards: Guards) -> Side:
     """Memory for blocks of these sizes; `fill` makes a base whose other content must survive."""
     if layout == "gaps":
         starts, end = [], 1
@@ -141,7 +168,7 @@ def place(counts: Sequence[int], layout: str, fill: Callable[[int], torch.Tensor
         end = sum(counts)
     side = Side(fill(end), list(zip(starts, counts, strict=True)))
     if layout in ("separate", "uneven"):
-        side.tensors = [block.clone() for block in side.blocks()]
+        side.tensors = [guards.around(block) for block in side.blocks()]
     return side
 
 

@@ -15,7 +15,7 @@ import torch.distributed
 import mcr_dl
 from mcr_dl import _C
 from mcr_dl.testing import forms, reference, session
-from mcr_dl.testing.calls import OPS, SIGNATURES, Case, Side, place, spell
+from mcr_dl.testing.calls import OPS, SIGNATURES, Case, Guards, Side, place, spell
 from mcr_dl.testing.expect import expect
 from mcr_dl.testing.position import note
 
@@ -49,9 +49,11 @@ class Prepared:
     output: Side | None
     want_output: torch.Tensor | None
     want_input: torch.Tensor | None
+    guards: Guards
 
     def check(self) -> None:
-        """Compare results, the memory between blocks, and inputs."""
+        """Compare results, the memory between blocks and around tensors, and inputs."""
+        self.guards.check(str(self.case))
         if self.output is not None and self.want_output is not None:
             got, want = self.output.content().cpu(), self.want_output.cpu()
             reference.assert_same(got, want, f"output of {self.case}", self.case.red)
@@ -68,7 +70,7 @@ def _width(case: Case) -> int:
     return 3 if case.layout == "rows" else 1
 
 
-def _sides(case: Case, sizes: list[Any], rank: int, fill: Any) -> tuple[Side | None, Side | None]:
+def _sides(case: Case, sizes: list[Any], rank: int, fill: Any, guards: Guards) -> tuple[Side | None, Side | None]:
     """Memory for this rank's input and output, not aliased."""
     extent_in, extent_out = _block_lists(case, sizes, rank)
     here = not OPS[case.op]["rooted"] or rank == case.root
@@ -76,8 +78,8 @@ def _sides(case: Case, sizes: list[Any], rank: int, fill: Any) -> tuple[Side | N
     single = {"gaps": "plain", "reversed": "plain"}.get(case.layout, case.layout)
     layout_in = single if case.op in ("gather", "all_gather") else case.layout
     layout_out = single if case.op in ("scatter", "reduce_scatter") else case.layout
-    source = place(extent_in, layout_in, partial(fill, 1)) if case.op != "scatter" or here else None
-    target = place(extent_out, layout_out, partial(fill, 2)) if case.op != "gather" or here else None
+    source = place(extent_in, layout_in, partial(fill, 1), guards) if case.op != "scatter" or here else None
+    target = place(extent_out, layout_out, partial(fill, 2), guards) if case.op != "gather" or here else None
     return source, target
 
 
@@ -112,8 +114,9 @@ def prepare(case: Case, rank: int, size: int) -> Prepared:
     """Make the tensors, arguments and expectations of a case for group rank `rank` of `size`."""
     dtype = reference.dtype_of(case.dtype)
     red = case.red if OPS[case.op]["reduces"] else None
+    guards = Guards(case.seed)
     if not _has_data(case):
-        return Prepared(case, _arguments(case, None, None, rank), None, None, None, None)
+        return Prepared(case, _arguments(case, None, None, rank), None, None, None, None, guards)
     sizes = block_sizes(case, size)
     width = _width(case)
     if width > 1:
@@ -124,11 +127,11 @@ def prepare(case: Case, rank: int, size: int) -> Prepared:
     want = reference.expected(case.op, inputs, sizes, case.root, case.red, rank)
 
     def fill(salt: int, count: int) -> torch.Tensor:
-        return reference.values(dtype, count, case.seed * 64 + 32 + salt + 2 * rank).to(case.device)
+        return guards.around(reference.values(dtype, count, case.seed * 64 + 32 + salt + 2 * rank).to(case.device))
 
     if "tensor" in _kinds(case):
-        return _prepare_single(case, inputs, want, rank, fill)
-    source, target = _sides(case, sizes, rank, fill)
+        return _prepare_single(case, inputs, want, rank, fill, guards)
+    source, target = _sides(case, sizes, rank, fill, guards)
     if case.aliased and source is not None and target is not None:
         source, target = _alias(case, rank, source, target)
     if source is not None:
@@ -139,7 +142,7 @@ def prepare(case: Case, rank: int, size: int) -> Prepared:
         want_input = _input_after(case, rank, source, want_output)
     if width > 1 and source is not None and target is not None:
         source.shape = target.shape = (-1, width)
-    return Prepared(case, _arguments(case, source, target, rank), source, target, want_output, want_input)
+    return Prepared(case, _arguments(case, source, target, rank), source, target, want_output, want_input, guards)
 
 
 def _input_after(case: Case, rank: int, source: Side, result: torch.Tensor | None) -> torch.Tensor | None:
@@ -167,7 +170,7 @@ def _input_totals(case: Case, sizes: list[Any], size: int) -> list[int]:
 
 
 def _prepare_single(
-    case: Case, inputs: list[torch.Tensor], want: torch.Tensor | None, rank: int, fill: Any
+    case: Case, inputs: list[torch.Tensor], want: torch.Tensor | None, rank: int, fill: Any, guards: Guards
 ) -> Prepared:
     """Operations on one tensor, in place; in a ring, send and receive use one each."""
     shape: tuple[int, ...] = (case.count,)
@@ -176,10 +179,10 @@ def _prepare_single(
     if case.op == "recv":
         side = Side(fill(1, case.count), [(0, case.count)], shape=shape)
     else:
-        side = Side(inputs[rank].clone().to(case.device), [(0, case.count)], shape=shape)
+        side = Side(guards.around(inputs[rank].to(case.device)), [(0, case.count)], shape=shape)
     if case.op == "send":
         want = inputs[rank]
-    return Prepared(case, _arguments(case, None, side, rank), None, side, want, None)
+    return Prepared(case, _arguments(case, None, side, rank), None, side, want, None, guards)
 
 
 def _pour(packed: torch.Tensor, blocks: Sequence[torch.Tensor]) -> None:
