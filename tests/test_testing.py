@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -196,6 +197,26 @@ class TestTheCases:
             assert set(ranks) <= set(range(size))
             assert len(set(ranks)) == len(ranks) > 0
         assert len({tuple(ranks) for ranks in groups.values()}) == len(groups)
+
+
+@pytest.mark.parametrize(
+    ("told", "counted", "words"),
+    [
+        ((kit.NATIVE, kit.NATIVE), kit.NATIVE, ""),
+        ((kit.SKIPPED, kit.SKIPPED), kit.SKIPPED, ""),
+        ((kit.NATIVE, kit.SKIPPED), kit.FAILED, "on all ranks, got native on rank 0, skipped on rank 1"),
+        ((kit.EMULATED, kit.NATIVE), kit.FAILED, "on all ranks, got emulated on rank 0, native on rank 1"),
+        ((kit.NATIVE, "wrong result"), kit.FAILED, "rank 1: wrong result"),
+    ],
+)
+def test_outcomes_of_ranks(told: tuple[str, ...], counted: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A case counts by the outcome of all ranks, and fails where these differ: calls of one group would not match."""
+    ranks, result = kit._Ranks(kit.Settings("x", len(told))), kit.Result("all_reduce")
+    pool = SimpleNamespace(run=lambda *_, **__: [[text] for text in told])
+    monkeypatch.setattr(ranks, "_living", lambda: pool)
+    ranks.run([Case("all_reduce")], result)
+    assert +result.counts == Counter({counted: 1})
+    assert [words in failure.text for failure in result.failures] == [True] * bool(words)
 
 
 class TestTheCommand:

@@ -144,6 +144,9 @@ class _Ranks:
             wrong = {rank: text for rank, text in enumerate(told) if text not in OUTCOMES}
             if wrong:
                 result.fail([case], "\n".join(f"rank {rank}: {text}" for rank, text in wrong.items()))
+            elif len(set(told)) > 1:
+                got = ", ".join(f"{text} on rank {rank}" for rank, text in enumerate(told))
+                result.fail([case], f"{case}: expected equal support on all ranks, got {got}")
             else:
                 result.counts[told[0]] += 1
 
