@@ -93,6 +93,7 @@ def test_other_orders_with_passes(pools: Pools, passes: str, world: int, backend
     """Calls that a pass holds, cuts or encodes."""
     cases = [case for function in FUNCTIONS for case in in_form(function, backend, world, "columns")]
     cases = [case for case in cases if case.dtype == "float32" and case.group == "world"]
+    assert {case.asynchronous for case in cases} == {False, True}
     done = pools.get("processes", world).run(layouts.with_passes, passes, cases, limit=120)
     assert done == [len(cases)] * world
 

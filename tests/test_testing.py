@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from harness import launchers
 from mcr_dl import _C
 from mcr_dl.libraries import registry
 from mcr_dl.testing import cases, cli, kit, reference, session
-from mcr_dl.testing.calls import OPS, SIGNATURES, Case
+from mcr_dl.testing.calls import OPS, SIGNATURES, STYLES, Case, kinds
 
 MAILBOX = Path(__file__).parent / "packages" / "mailbox"
 LIMIT = 240.0
@@ -169,6 +170,24 @@ class TestTheCases:
         assert {case.red for case in share if OPS[case.op]["reduces"]} == {
             red for red in _C.reductions() if any(_C.reduction_defined(dtype, red) for dtype in _C.dtypes())
         }
+
+    @pytest.mark.parametrize("world", [2, 3, 4, 5])
+    @pytest.mark.parametrize("function", ["broadcast", "all_reduce", "scatter", "gather", "isend"])
+    def test_groups_roots_and_spellings_are_independent(self, function: str, world: int) -> None:
+        """Each pair of them, of one with async_op, and of a root with the way to name it, has a case."""
+        table = [case for dtype in _C.dtypes() for case in cases.table(function, "x", dtype, world, cases.COUNTS)]
+        groups, modes, ranks = ["world", *session.SUBGROUPS[world]], cases.modes(function), range(world)
+        local = (False, True) if "group_src" in kinds(function) else (False,)
+        assert {(case.asynchronous, case.group) for case in table} == set(product(modes, groups))
+        assert {(case.asynchronous, case.style) for case in table} == set(product(modes, STYLES))
+        assert {(case.group, case.style) for case in table} == set(product(groups, STYLES))
+        in_world = [case for case in table if case.group == "world"]
+        assert {(case.root, case.asynchronous) for case in in_world} == set(product(ranks, modes))
+        assert {(case.root, case.by_group_rank) for case in in_world} == set(product(ranks, local))
+        large = {(case.asynchronous, case.group == "world") for case in cases.large(function, "x", world)}
+        assert large == set(product(modes, (False, True)))
+        again = [case for dtype in _C.dtypes() for case in cases.table(function, "x", dtype, world, cases.COUNTS)]
+        assert table == again
 
     @pytest.mark.parametrize("size", [2, 4, 5, 16])
     @pytest.mark.parametrize("dtype", _C.dtypes())

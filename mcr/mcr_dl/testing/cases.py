@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cases of the table-driven suite: op x dtype x reduction x count x layout x in place x asynchronous; groups, roots
-and spellings vary from case to case. All lists come from the op table.
+and spellings are drawn for each case. All lists come from the op table.
 """
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import count, product
+from itertools import product
 
 import torch.distributed as torch_dist
 
@@ -62,6 +63,12 @@ def modes(function: str) -> tuple[bool, ...]:
     return (False,) if SIGNATURES[function]["starts"] else (False, True)
 
 
+def _dealt(values: tuple[bool, ...], drawn: random.Random) -> Iterator[bool]:
+    """The values in random orders, one after the other, so that few draws have all of them."""
+    while True:
+        yield from drawn.sample(values, len(values))
+
+
 def table(
     function: str,
     backend: str,
@@ -72,21 +79,23 @@ def table(
     *,
     through_torch: bool = False,
 ) -> list[Case]:
-    """All combinations for one function and type; group, root and spelling change from case to case."""
-    groups = ["world", *session.SUBGROUPS[world]]
-    turn = count()
+    """All combinations for one function and type. Group, root and spelling are drawn for each case, independently of
+    the rest: half of the cases are in the world. Equal arguments give equal cases.
+    """
+    groups = list(session.SUBGROUPS[world]) or ["world"]
+    drawn = random.Random(f"{function} {dtype} {world} {counts}")
+    in_world = {mode: _dealt((True, False), drawn) for mode in modes(function)}
+    takes_group_rank = "group_src" in kinds(function)
     cases = []
-    for red, size, (layout, aliased), mode in product(
-        reductions(function, dtype), counts, memories(function, through_torch), modes(function)
+    for index, (red, size, (layout, aliased), mode) in enumerate(
+        product(reductions(function, dtype), counts, memories(function, through_torch), modes(function))
     ):
-        index = next(turn)
-        group = groups[index % len(groups) if index % 2 else 0]
-        root = index % len(session.members(group, world))
-        style = "keywords" if through_torch else STYLES[index % 4]
-        case = Case(function, dtype, red, size, layout, aliased, mode, style, group, root, through_torch=through_torch)
-        cases.append(
-            replace(case, by_group_rank=by_group_rank(case, index), backend=backend, seed=index, device=device)
-        )
+        group = "world" if next(in_world[mode]) else drawn.choice(groups)
+        root = drawn.randrange(len(session.members(group, world)))
+        style = "keywords" if through_torch else drawn.choice(STYLES)
+        local = takes_group_rank and drawn.random() < 0.5
+        case = Case(function, dtype, red, size, layout, aliased, mode, style, group, root, local, backend)
+        cases.append(replace(case, seed=index, device=device, through_torch=through_torch))
     return cases
 
 
@@ -122,8 +131,3 @@ def some_large(function: str, backend: str, world: int, seed: int) -> list[Case]
 def large(function: str, backend: str, world: int) -> list[Case]:
     """All combinations of one function with messages beyond every library's eager limit, of some types."""
     return [case for dtype in LARGE_DTYPES for case in table(function, backend, dtype, world, (LARGE,))]
-
-
-def by_group_rank(case: Case, index: int) -> bool:
-    """Whether to give the root as a rank of the group, where the function can."""
-    return "group_src" in kinds(case.function) and index % 3 == 0
