@@ -15,7 +15,7 @@ import pytest_timeout
 
 from harness import Pools, launchers
 from mcr_dl.testing.nursery import Nursery
-from seed import SEED
+from seed import SEED, TURNS
 
 TESTS = Path(__file__).resolve().parent
 
@@ -52,7 +52,8 @@ TIMED = {
 }
 
 # All tests take two hours on two slow cores. Of these files, which take the most of it, a run of the whole suite has a
-# quarter of the tests; four seeds in a row (by default the days) have all. --everything runs all.
+# quarter of the tests; four seeds in a row (by default the days) have all. --everything runs all. If a test has a share
+# of its cases, it takes that from seed.py, where the next share comes after four seeds.
 IN_TURNS = {
     "test_auto",
     "test_bench",
@@ -85,7 +86,6 @@ IN_TURNS = {
     "test_two_mpi",
     "test_user_code",
 }
-TURNS = 4
 
 # Open MPI's mpiexec sometimes fails to read the host's network interfaces, and then ends before it starts a rank.
 NOT_LAUNCHED = "The PMIx server.s lis"

@@ -83,6 +83,7 @@ def test_other_orders_through_torch(pools: Pools, function: str, world: int) -> 
         for case in in_form(function, "mpi", world, form, through_torch=True)
         if torch_takes(case) and not (form == "columns of some" and OPS[case.op]["in_place"])
     ]
+    assert cases
     assert pools.get("processes", world).run(operations.run_all, cases, limit=120) == [len(cases)] * world
 
 

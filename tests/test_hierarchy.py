@@ -40,6 +40,7 @@ def test_values(pools: Pools, world: int, shape: list[int], function: str) -> No
         for backend in ("hier(shm,gloo)", "hier(mpi,gloo)", "hier(shm,stripe(gloo,mpi))", *GRIDS[: 2 * len(shape)]):
             found = [case for case in table(function, backend, dtype, world, (17, LARGE)) if case.group == "world"]
             cases += share(found, 1 if len(found) < 12 else 61, number)
+    assert cases
     assert pools.get("processes", world).run(hierarchy.run_all, cases, shape, limit=120) == [len(cases)] * world
 
 

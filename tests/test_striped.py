@@ -33,6 +33,7 @@ def test_values(pools: Pools, world: int, function: str) -> None:
     for number, dtype in enumerate([*LARGE_DTYPES, LARGE_DTYPES[0]]):
         found = table(function, CANDIDATES[number], dtype, world, (17, LARGE))
         cases += share(found, 1 if len(found) < 40 else 7, number)
+    assert cases
     assert pools.get("processes", world).run(striped.run_all, cases, limit=120) == [len(cases)] * world
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tests a run has: the tables of conftest.py."""
+"""Which tests a run has, and which of their cases: the tables of conftest.py, the shares of seed.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import conftest
-from seed import SEED
+from mcr_dl.testing.calls import Case
+from seed import SEED, TURNS, ranks_of, share
 
 TESTS = Path(__file__).resolve().parent
 
@@ -23,6 +24,28 @@ def test_the_tables_name_files(name: str) -> None:
 def test_turns(number: int) -> None:
     """TURNS seeds in a row have each test of a slow file once, and those of other files always."""
     slow, other = (f"tests/{name}.py::test[{number}]" for name in (min(conftest.IN_TURNS), Path(__file__).stem))
-    seeds = range(SEED, SEED + conftest.TURNS)
+    seeds = range(SEED, SEED + TURNS)
     assert sum(conftest.has_its_turn(slow, seed) for seed in seeds) == 1
     assert all(conftest.has_its_turn(other, seed) for seed in seeds)
+
+
+@pytest.mark.parametrize("turn", range(TURNS))
+@pytest.mark.parametrize("step", [1, 2, 4, 6, 7, 12, 47])
+def test_shares_of_a_slow_test(step: int, turn: int) -> None:
+    """The seeds with which a test of a slow file runs have the whole list, and each of them has a part."""
+    seeds = range(SEED + turn, SEED + turn + step * TURNS, TURNS)
+    for length in (0, 1, step - 1, step, 3 * step + 1):
+        cases = [Case("barrier", seed=number) for number in range(length)]
+        shares = [share(cases, step, 5, seed) for seed in seeds]
+        assert {case for each in shares for case in each} == set(cases)
+        assert all(shares) == bool(cases)
+        assert share(cases, step, 5) == share(cases, step, 5, SEED)
+
+
+@pytest.mark.parametrize("place", range(20))
+def test_ranks_of_a_slow_test(place: int) -> None:
+    """A case with 2 ranks or 3, which its test's name has, runs with both."""
+    seeds = range(SEED, SEED + 3 * TURNS)
+    name = f"tests/{min(conftest.IN_TURNS)}.py::test"
+    ran = {size for seed in seeds if conftest.has_its_turn(f"{name}[{(size := ranks_of(place, seed))}-{place}]", seed)}
+    assert ran == {2, 3}

@@ -12,7 +12,7 @@ import jobs
 from harness import Pools
 from mcr_dl.testing.nursery import Child, Nursery
 from ranks import session, user_code
-from seed import SEED
+from seed import ranks_of
 
 sizes = pytest.mark.parametrize("size", [2, 3])
 backends = pytest.mark.parametrize("backend", session.BACKENDS)
@@ -65,8 +65,7 @@ def _named(case: int | tuple[str, str, bool, bool]) -> str:
 IN_CHAINS = [case for case in CASES if not _ends_ranks(*case)]
 
 
-# Each case has 2 ranks or 3, the other number with the next seed.
-SIZED = [(2 + (SEED + place) % 2, case) for place, case in enumerate(IN_CHAINS)]
+SIZED = [(ranks_of(place), case) for place, case in enumerate(IN_CHAINS)]
 
 
 @pytest.mark.parametrize(("size", "case"), SIZED, ids=_named)

@@ -105,10 +105,10 @@ def today() -> int:
 
 
 def share(cases: list[Case], step: int, turn: int = 0, *, seed: int) -> list[Case]:
-    """Every ``step``-th case. A list's shares of ``step`` seeds in a row are the whole list; lists that run together
-    have different turns, and so different shares.
+    """Every ``step``-th case, and at least one. A list's shares of ``step`` seeds in a row are the whole list; lists
+    that run together have different turns, and so different shares.
     """
-    return cases[(turn + seed) % step :: step]
+    return cases[(turn + seed) % max(1, min(step, len(cases))) :: step]
 
 
 def some(function: str, backend: str, dtype: str, world: int, seed: int, *, sparse: bool) -> list[Case]:
