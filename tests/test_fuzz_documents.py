@@ -391,6 +391,24 @@ def test_configurations(folder: Path, document: Any) -> None:
             _configure._checked(name, value)
 
 
+def test_the_documents_are_valid(folder: Path, trace: Any) -> None:
+    """Each document that the tests above edit is accepted: else all edits would end in one early check."""
+    assert _table_of(folder, encoded(TABLE)) is not None
+    path = folder / "whole.json"
+    path.write_bytes(encoded(TOPOLOGY))
+    told = dimensions.own({"MCR_DL_TOPOLOGY": str(path)})
+    document = dimensions.decide([told] * 4, 4)
+    assert document is not None, told
+    dimensions.check_backends(document, lambda _: ["mpi"])
+    path.write_bytes(encoded(NETWORK))
+    assert plan(Network.read(path), "all_reduce", 1 << 20, policy="themis-scf", chunks=8).makespan > 0
+    assert len(_files.read_all(_in_folder(folder, encoded(trace)))) == 1
+    path.write_bytes(b"".join(encoded(line) + b"\n" for line in (asdict(PLAN), *EVENTS)))
+    assert Journal(path).resume(PLAN).done == {PLAN.units[0].key}
+    path.write_bytes(encoded(CONFIGURATION))
+    assert {name: _configure._checked(name, value) for name, value in _configure._read(path).items()}
+
+
 # ---- limits
 
 

@@ -13,9 +13,11 @@ import pytest
 from mcr_dl.base import documents
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
+ABSENT = pytest.param(RESULTS, marks=pytest.mark.skip("a source distribution has no docs/results"))
+COMMITTED = sorted(RESULTS.glob("*.json")) if RESULTS.exists() else [ABSENT]
 
 
-@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
 def test_committed_results_have_one_row_per_line(path: Path) -> None:
     """A script that writes a result again changes only the lines whose figures change."""
     text = path.read_text(encoding="utf-8")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,15 @@ def test_ranks_of_a_slow_test(place: int) -> None:
     name = f"tests/{min(conftest.IN_TURNS)}.py::test"
     ran = {size for seed in seeds if conftest.has_its_turn(f"{name}[{(size := ranks_of(place, seed))}-{place}]", seed)}
     assert ran == {2, 3}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [("", "-m pytest"), ("-k gather -x", "-m pytest -k gather -x"), ("tests/test_x.py", "-m pytest tests/test_x.py")],
+)
+def test_arguments_of_make(arguments: str, expected: str) -> None:
+    """`make test-python` runs the files that ARGS names, and all tests if it names none."""
+    command = ["make", "--dry-run", "--no-print-directory", "test-python", f"ARGS={arguments}"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60, cwd=TESTS.parent)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].strip().endswith(expected)
