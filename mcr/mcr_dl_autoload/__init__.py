@@ -23,7 +23,7 @@ def register() -> None:
         _rendezvous.extend()
     if dist.is_available() and not hasattr(dist.Backend, "MCR"):
         # torch's code asks for the current device of each type that a backend serves.
-        devices = ["cpu", "cuda"] if torch.backends.cuda.is_built() else ["cpu"]
+        devices = ["cpu", "cuda"] if torch.backends.cuda.is_built() else ["cpu"]  # type: ignore[no-untyped-call]
         dist.Backend.register_backend("mcr", _create, extended_api=True, devices=devices)
 
 

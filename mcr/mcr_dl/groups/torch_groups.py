@@ -148,9 +148,9 @@ def handle_made_alone(group: _C.Group) -> torch_dist.ProcessGroup:
 
     A dimension's group has none if torch has made the group that it belongs to.
     """
-    made = handle_of(group)
-    if isinstance(made, torch_dist.ProcessGroup) or state.has_ended(group):
-        return made
+    known: Any = handle_of(group)  # or the core's group
+    if isinstance(known, torch_dist.ProcessGroup) or state.has_ended(group):
+        return known  # type: ignore[no-any-return]
     with _alone():
         return publish_agreed(group)
 
@@ -247,7 +247,7 @@ def _end_left_blocks() -> None:
     manage.mcr_dl_ends_left_blocks = True  # type: ignore[attr-defined]
     for module in (names, torch_dist):
         if getattr(module, "_coalescing_manager", None) is make:
-            module._coalescing_manager = manage
+            module._coalescing_manager = manage  # type: ignore[attr-defined]
 
 
 def _recorded() -> dict[Any, Any]:
