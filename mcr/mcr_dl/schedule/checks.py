@@ -102,10 +102,10 @@ def eager(modules: Iterable[nn.Module]) -> None:
 
 
 def _module(path: str, module: nn.Module) -> None:
-    if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
-        raise UnsupportedError(COMPILED.format(path))
     if isinstance(module, torch.jit.ScriptModule):  # scripted or traced
         raise UnsupportedError(SCRIPTED.format(path, type(module).__name__))
+    if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
+        raise UnsupportedError(COMPILED.format(path))
     if isinstance(module, DistributedDataParallel | DataParallel):
         message = (
             f"ByteScheduler: expected a model without {type(module).__name__}, got one at {path}: pass the model that "
