@@ -330,7 +330,7 @@ class Rendezvous {
         auto memory = Memory::map(file, card.heap_bytes, SharedHeap::kVariable);
         memory->leave_out_of_dumps();
         heaps[from] = {reinterpret_cast<const std::byte*>(card.heap), std::move(memory)};
-      } catch (const Error&) {
+      } catch (const std::exception&) {  // also a lack of memory: the other ranks wait for this one in the next steps
         mapped = false;
       }
     };
@@ -340,7 +340,7 @@ class Rendezvous {
         part();
       } catch (const Error& error) {
         if (error.code() != ErrorCode::Backend) throw;
-        if (!problem) problem = error;  // the other ranks still wait for this one in the next steps
+        if (!problem) problem = error;
       }
     };
     map(rank, own);
