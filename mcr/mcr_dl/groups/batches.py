@@ -70,7 +70,8 @@ class P2POp:
 
     def _check(self) -> None:
         """Raise what ``start`` would raise for wrong arguments, but for those that only the library refuses."""
-        self.op._check(self.tensor, self.peer, self.group, self.tag, backend=self.backend)  # type: ignore[attr-defined]
+        function: Any = self.op  # its annotation does not show this attribute
+        function._check(self.tensor, self.peer, self.group, self.tag, backend=self.backend)
 
     def start(self) -> _C.Work:
         """Issue the operation."""

@@ -44,7 +44,7 @@ def _check_ranks(ranks: Iterable[Any], size: int, what: str = "ranks") -> list[i
     return checked
 
 
-def _check_description(text: str | None) -> None:
+def _check_description(text: Any) -> None:
     """Check a description, which becomes part of a name that other ranks, C libraries and keys of the store have."""
     if text is not None and not isinstance(text, str):
         message = f"group_desc: expected a text or None, got {text!r}"

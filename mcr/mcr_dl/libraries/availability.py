@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import torch.distributed as torch_dist
 
@@ -18,10 +19,11 @@ def is_backend_available(backend: str) -> bool:
     Loads the library, as ``available_backends`` does, which also gives the reasons.
     Source: torch.distributed.is_backend_available.
     """
-    if not isinstance(backend, str):
-        message = f"backend: expected a name, got {backend!r}"
+    given: Any = backend
+    if not isinstance(given, str):
+        message = f"backend: expected a name, got {given!r}"
         raise InvalidTypeError(message)
-    name = backend.strip().lower()
+    name = given.strip().lower()
     device, colon, rest = name.partition(":")
     if colon and device in ("cpu", "cuda"):
         name = rest  # as init_process_group takes it

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from typing import TypeGuard
+from typing import Any, TypeGuard
 from urllib.parse import parse_qsl, urlsplit
 
 import torch
@@ -133,7 +133,7 @@ def meet(launch: launcher.Launch, init_method: str | None, timeout: timedelta) -
     return _stores[point]
 
 
-def names_ranks(url: str | None) -> TypeGuard[str]:
+def names_ranks(url: Any) -> TypeGuard[str]:
     """Whether a rendezvous URL gives this process's rank: in its query, or by a handler that the program registered.
 
     Raises InvalidTypeError if it is no text.
