@@ -60,17 +60,13 @@ _TYPES_IN_A_JOB: dict[str, tuple[Callable[[Any], Any], str]] = {
     "tensor of a P2POp": (lambda _: _p2p(tensor="x", peer=0), "tensor: expected a torch.Tensor, .* got str"),
     "coordinates": (lambda _: mcr_dl.topology().coordinates("0"), "rank: expected a whole number, got '0'"),
     "ranks of a line": (lambda _: mcr_dl.topology().ranks("host", 0.0), "rank: expected a whole number"),
-    "codecs": (lambda _: mcr_dl.cost_model(codecs={"bf16"}), "cost_model: codecs: expected a list of names"),
+    "codecs": (lambda _: mcr_dl.tuning.cost_model(codecs={"bf16"}), "cost_model: codecs: expected a list of names"),
 }
 _VALUES_IN_A_JOB: dict[str, tuple[Callable[[Any], Any], str]] = {
     "large global rank": (lambda group: mcr_dl.get_group_rank(group, 2**70), r"global_rank: expected one of \[0\]"),
     "peer": (lambda _: _p2p(peer=99), r"peer: expected one of \[0\], got 99"),
     "group_peer": (lambda _: _p2p(group_peer=-1), "group_peer: expected 0 to 0, got -1"),
     "device": (lambda _: mcr_dl.get_default_backend_for_device("xyz"), "device: expected cpu or cuda, got 'xyz'"),
-    "factor": (
-        lambda _: mcr_dl.all_reduce(torch.ones(2), torch_dist._make_nccl_premul_sum(torch.ones(2))),
-        r"\w+\.all_reduce \(group 'default', rank 0 of 1\): op: expected PREMUL_SUM with a factor of one element",
-    ),
     "name of a pass": (
         lambda _: mcr_dl.register_pass(type("Mine", (), {"handle": len})(), "schedule"),
         "register_pass: expected a name other than .*'schedule'",
