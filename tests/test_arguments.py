@@ -20,6 +20,7 @@ from mcr_dl import InvalidArgumentError, InvalidTypeError
 from mcr_dl.libraries.registry import parse_backends
 from mcr_dl.runtime import exit_steps
 from mcr_dl.trace import _configure
+from mcr_dl.tuning.costs import cost_model
 from ranks import arguments, session
 
 
@@ -60,7 +61,7 @@ _TYPES_IN_A_JOB: dict[str, tuple[Callable[[Any], Any], str]] = {
     "tensor of a P2POp": (lambda _: _p2p(tensor="x", peer=0), "tensor: expected a torch.Tensor, .* got str"),
     "coordinates": (lambda _: mcr_dl.topology().coordinates("0"), "rank: expected a whole number, got '0'"),
     "ranks of a line": (lambda _: mcr_dl.topology().ranks("host", 0.0), "rank: expected a whole number"),
-    "codecs": (lambda _: mcr_dl.tuning.cost_model(codecs={"bf16"}), "cost_model: codecs: expected a list of names"),
+    "codecs": (lambda _: cost_model(codecs={"bf16"}), "cost_model: codecs: expected a list of names"),
 }
 _VALUES_IN_A_JOB: dict[str, tuple[Callable[[Any], Any], str]] = {
     "large global rank": (lambda group: mcr_dl.get_group_rank(group, 2**70), r"global_rank: expected one of \[0\]"),
