@@ -96,13 +96,13 @@ def meetings_missed(folder: str) -> None:
     session.start()
     mcr_dl.set_passes(["log"])
     others = [f"rank {rank}: " for rank in range(1, mcr_dl.get_world_size())]
-    with mock.patch.object(state.current(), "timeout", timedelta(seconds=1)):
+    with mock.patch.object(state.State, "default_timeout", timedelta(seconds=1)):
         if mcr_dl.get_rank() == 0:
             wanted = ("trace.save: timed out", "Not arrived: ", *others)
             expect(mcr_dl.CollectiveTimeoutError, lambda: mcr_dl.trace.save(folder), *wanted)
             expect(mcr_dl.CollectiveTimeoutError, lambda: mcr_dl.log_summary(True), "log_summary: timed out", "rank 1")
     mcr_dl.barrier()
-    with mock.patch.object(state.current(), "timeout", timedelta(seconds=30)):
+    with mock.patch.object(state.State, "default_timeout", timedelta(seconds=60)):
         for _ in range(2):
             assert mcr_dl.trace.save(folder).exists()
             assert mcr_dl.log_summary(True, True) is not None
