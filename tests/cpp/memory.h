@@ -66,15 +66,20 @@ class Ranks {
 
   Buffer allocate(std::size_t index, int64_t count, std::mt19937* values) {
     auto& memory = memory_[index];
-    const auto bytes = static_cast<std::size_t>(count * size_of(setting_.dtype));
-    memory.assign(bytes + 1, kUntouched);  // a byte behind the end, which nothing may change
+    const auto element = static_cast<std::size_t>(size_of(setting_.dtype));
+    const auto bytes = static_cast<std::size_t>(count) * element;
+    // Nothing may change the guards, an element in front and a byte behind. Only elements are aligned, as in a view of a
+    // tensor: complex numbers of 16 bytes to 8.
+    const auto front = std::min<std::size_t>(element, 8);
+    memory.assign(front + bytes + 1, kUntouched);
+    const std::span<std::byte> content(memory.data() + front, bytes);
     const auto kind = row(setting_.dtype).kind;
     if (values != nullptr && setting_.exact && (kind == DTypeKind::Floating || kind == DTypeKind::Complex)) {
-      fill_exactly({memory.data(), bytes}, index / 2, *values);
+      fill_exactly(content, index / 2, *values);
     } else if (values != nullptr) {
-      fill({memory.data(), bytes}, *values);
+      fill(content, *values);
     }
-    return {memory.data(), count};
+    return {content.data(), count};
   }
 
   // Bools are 0 and 1. Floating-point numbers are finite: of two NaNs an addition takes either one's bits.

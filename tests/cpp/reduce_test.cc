@@ -114,19 +114,42 @@ double computed(RedOp red, double a, double b) {
   }
 }
 
-void check_combine(const Format& format, RedOp red) {
-  std::vector<uint8_t> into(65536), from(65536);
-  for (std::size_t i = 0; i < into.size(); ++i) {
-    into[i] = static_cast<uint8_t>(i & 255);
-    from[i] = static_cast<uint8_t>(i >> 8);
+// A copy of elements that begins some elements behind an aligned address, as a view of a tensor may, between guards.
+class Shifted {
+ public:
+  Shifted(const void* content, std::size_t bytes, std::size_t element, std::size_t elements)
+      : front_(std::min<std::size_t>(element, 8) * elements), memory_(front_ + bytes + kBehind, kGuard) {
+    std::memcpy(data(), content, bytes);
   }
+
+  std::byte* data() { return memory_.data() + front_; }
+  bool intact() const {
+    const auto guards = [](auto begin, auto end) { return std::count(begin, end, kGuard) == end - begin; };
+    return guards(memory_.begin(), memory_.begin() + static_cast<std::ptrdiff_t>(front_)) &&
+           guards(memory_.end() - static_cast<std::ptrdiff_t>(kBehind), memory_.end());
+  }
+
+ private:
+  static constexpr std::size_t kBehind = 64;  // a vector
+  static constexpr std::byte kGuard{0x5A};
+  std::size_t front_;
+  std::vector<std::byte> memory_;
+};
+
+void check_combine(const Format& format, RedOp red) {
+  std::vector<uint8_t> left(65536), right(65536);
+  for (std::size_t i = 0; i < left.size(); ++i) {
+    left[i] = static_cast<uint8_t>(i & 255);
+    right[i] = static_cast<uint8_t>(i >> 8);
+  }
+  Shifted into(left.data(), left.size(), 1, 1), from(right.data(), right.size(), 1, 3);
   combine(into.data(), from.data(), 65536, format.dtype, red);
   int wrong = 0;
   for (int i = 0; i < 65536; ++i) {
     const double want = format.value(format.nearest(computed(red, format.value(i & 255), format.value(i >> 8))));
-    wrong += same(format.value(into[static_cast<std::size_t>(i)]), want) ? 0 : 1;
+    wrong += same(format.value(static_cast<int>(into.data()[i])), want) ? 0 : 1;
   }
-  CHECK(wrong == 0);
+  CHECK(wrong == 0 && into.intact());
 }
 
 void check_divide(const Format& format, int64_t divisor) {
@@ -259,14 +282,19 @@ TEST(combine_all_rounds_small_types_once) {
   for (const std::size_t ranks : {2, 3, 5}) {
     constexpr std::size_t kCount = 1'001;
     std::vector<std::vector<uint16_t>> data(ranks, std::vector<uint16_t>(kCount));
-    std::vector<const void*> pointers;
+    std::vector<Shifted> sources;
     for (auto& one : data) {
       std::ranges::generate(one, [&] { return narrow(values(random)); });
-      pointers.push_back(one.data());
+      sources.emplace_back(one.data(), sizeof(uint16_t) * kCount, sizeof(uint16_t), sources.size() + 1);
     }
+    std::vector<const void*> pointers;
+    for (auto& one : sources) pointers.push_back(one.data());
     std::vector<uint16_t> out(kCount);
     for (const bool average : {false, true}) {
-      combine_all(out.data(), pointers, kCount, DType::BFloat16, average ? RedOp::AVG : RedOp::SUM);
+      Shifted got(out.data(), sizeof(uint16_t) * kCount, sizeof(uint16_t), 3);
+      combine_all(got.data(), pointers, kCount, DType::BFloat16, average ? RedOp::AVG : RedOp::SUM);
+      CHECK(got.intact());
+      std::memcpy(out.data(), got.data(), sizeof(uint16_t) * kCount);
       for (std::size_t i = 0; i < kCount; ++i) {
         float sum = 0;
         uint16_t rounded = 0;
@@ -306,13 +334,15 @@ TEST(combine_all_is_combine_in_rank_order) {
         }
         auto want = data[0];
         for (std::size_t rank = 1; rank < ranks; ++rank) combine(want.data(), data[rank].data(), kCount, dtype, red);
+        const auto element = static_cast<std::size_t>(size_of(dtype)), bytes = kCount * element;
         for (std::size_t in_place = 0; in_place < ranks; ++in_place) {
-          auto sources = data;
+          std::vector<Shifted> sources;
+          for (const auto& one : data) sources.emplace_back(one.data(), bytes, element, (in_place + sources.size()) % 4);
           std::vector<const void*> pointers;
-          for (const auto& one : sources) pointers.push_back(one.data());
-          auto& out = sources[in_place];
-          combine_all(out.data(), pointers, kCount, dtype, red);
-          CHECK(std::memcmp(out.data(), want.data(), static_cast<std::size_t>(kCount * size_of(dtype))) == 0);
+          for (auto& one : sources) pointers.push_back(one.data());
+          combine_all(sources[in_place].data(), pointers, kCount, dtype, red);
+          CHECK(std::memcmp(sources[in_place].data(), want.data(), bytes) == 0);
+          CHECK(std::ranges::all_of(sources, &Shifted::intact));
         }
       }
     }
