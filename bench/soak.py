@@ -8,6 +8,7 @@ Exit code 1: something was wrong.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import tempfile
@@ -23,6 +24,15 @@ from mcr_dl.commands.console import Console
 from soak_rank import MIXES, Settings, soak
 
 MIB = 1 << 20
+
+
+def _backends(text: str) -> list[str]:
+    """Names of backends, separated by commas."""
+    names = text.split(",")
+    if not set(names) <= {"mpi", "shm"}:
+        message = f"expected mpi, shm or both, got {text!r}"
+        raise argparse.ArgumentTypeError(message)
+    return names
 
 
 def _table(results: list[dict[str, Any]]) -> Table:
@@ -60,7 +70,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=300.0, help="most time for each number of ranks (300)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--gloo", type=float, default=0.1, help="share of the calls that gloo gets (0.1)")
-    parser.add_argument("--backend", choices=("mpi", "shm"), default="mpi", help="what gets the other calls (mpi)")
+    parser.add_argument("--backend", type=_backends, default="mpi,shm", help="what get the other calls (mpi,shm)")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     given = script.parse(parser, n="2", calls=200, seconds=30.0)
     settings = Settings(given.calls, given.seconds, given.seed, given.gloo, given.backend)

@@ -11,6 +11,7 @@ import json
 import random
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,7 +37,7 @@ class Settings(NamedTuple):
     seconds: float
     seed: int
     gloo: float
-    backend: str = "mpi"  # of the calls that gloo does not get
+    backends: Sequence[str] = ("mpi", "shm")  # of the calls that gloo does not get
     patience: float = 90.0
 
 
@@ -107,7 +108,7 @@ def _draw(rng: random.Random, number: int, world: int, settings: Settings) -> Ca
         function, dtype, rng.choice(defined) if op["reduces"] else "SUM", rng.choice(SIZES),
         rng.choice(layouts(function)), asynchronous=asynchronous, group=group,
         root=rng.randrange(len(session.members(group, world))),
-        backend="gloo" if rng.random() < settings.gloo else settings.backend, seed=number,
+        backend="gloo" if rng.random() < settings.gloo else rng.choice(settings.backends), seed=number,
     )  # fmt: skip
 
 
@@ -178,14 +179,14 @@ class _Run:
     def over(self, elapsed: float) -> bool:
         """Whether rank 0's clock has reached the end."""
         flag = torch.tensor([elapsed > self.settings.seconds])
-        mcr_dl.broadcast(flag, 0, backend=self.settings.backend)
+        mcr_dl.broadcast(flag, 0, backend=self.settings.backends[0])
         return bool(flag)
 
 
 def soak(settings: Settings, folder: str) -> int:
     """Make the calls, and write the results."""
     torch.set_num_threads(1)
-    backends = [settings.backend, "gloo"]
+    backends = [*settings.backends, "gloo"]
     mcr_dl.init_process_group(backends)
     _groups(mcr_dl.get_world_size(), backends)
     run, begin, said, memory = _Run(settings), time.monotonic(), 0.0, list[int]()

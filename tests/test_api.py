@@ -30,6 +30,8 @@ CLASSES = [name for name in SHARED if inspect.isclass(getattr(mcr_dl, name))]
 OWN_CLASSES = {"P2POp", "Work", "group"}
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
+DOCS = Path(__file__).parent.parent / "docs"
+
 backends = pytest.mark.parametrize("backend", session.BACKENDS)
 
 
@@ -111,7 +113,35 @@ def test_availability() -> None:
     assert not mcr_dl.is_backend_available("stripe(gloo,nothing)")
     assert mcr_dl.is_gloo_available()
     assert mcr_dl.is_mpi_available() == mcr_dl.available_backends()["mpi"].startswith("ok")
+    assert mcr_dl.is_nccl_available() == mcr_dl.available_backends()["nccl"].startswith("ok")
     assert mcr_dl.is_backend_available("xccl") == torch_dist.is_backend_available("xccl")
+
+
+def test_default_backends() -> None:
+    """The first that reaches all hosts: not shm."""
+    for device, backend in (("cpu", "mpi"), (torch.device("cpu"), "mpi"), ("cuda", "nccl"), ("cuda:1", "nccl")):
+        assert mcr_dl.get_default_backend_for_device(device) == backend
+
+
+def test_torchrun_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the variable that torch's agent sets."""
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    assert not mcr_dl.is_torchelastic_launched()
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert mcr_dl.is_torchelastic_launched()
+
+
+def test_names_of_threads(pools: Pools) -> None:
+    """The page on threads has all names in the sources, and no other; threads that every job has are there."""
+    listed = set(re.findall("`(mcr_dl[ -][a-z]+)`", (DOCS / "threads.md").read_text()))
+    sources = Path(mcr_dl.__file__).parent.rglob("*.py")
+    used = {name for file in sources for name in re.findall(r'Thread\(.*name="(.*?)"', file.read_text())}
+    assert listed == used
+    found = pools.get("processes", 2).run(works.thread_names)
+    for names in found:
+        assert {"mcr_dl watch", "mcr_dl alarms", "mcr_dl store", "mcr_dl peers"} <= set(names)
+        assert {name for name in names if name.startswith("mcr_dl")} <= listed
+    assert "mcr_dl-pmi" in found[0]  # of MPICH, for all ranks of the host
 
 
 def test_all_is_complete() -> None:
@@ -223,6 +253,7 @@ ON_RANKS: dict[str, tuple[Callable[..., None], int, bool]] = {  # function, rank
     "while Python computes": (works.while_python_computes, 2, True),
     "threads": (works.threads, 2, True),
     "synchronize": (works.synchronize, 2, True),
+    "priorities": (works.priorities, 2, False),
 }
 _CASES = [(name, backend) for name, row in ON_RANKS.items() for backend in (session.BACKENDS if row[2] else ("-",))]
 

@@ -328,6 +328,16 @@ def test_command_with_wrong_results() -> None:
     assert "Wrong values: " in result.stdout
 
 
+def test_command_without_checks(tmp_path: Path) -> None:
+    """The same command measures, and does not look at the results."""
+    given = ("--ops", "broadcast", "--backends", "null", "--min", "1K", "--max", "1K", "--budget", "0.01", "--no-check")
+    result = _bench(*given, "--json", str(tmp_path / "out.json"))
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "Wrong values: not checked" in result.stdout
+    (row,) = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert row["median_us"] > 0
+
+
 def test_command_with_unsupported_operation() -> None:
     """Cases that cannot be measured are shown as such, with the reason, and do not count as failures."""
     result = _bench("-n", "1", "--ops", "send", "--backends", "gloo", "--max", "4")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,18 @@ def test_a_program_that_does_not_repeat_itself_is_refused() -> None:
         capture.capture([records])
     with pytest.raises(InvalidArgumentError, match="three equal iterations at least, got 2"):
         capture.capture([_program(2)[1:]])
+
+
+@pytest.mark.parametrize(("given", "calls"), [([], 1), (["--calls", "2"], 2)])
+def test_the_command_takes_the_number_of_calls(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: list[str], calls: int
+) -> None:
+    """Of an iteration of equal calls, which is found too short without it."""
+    records = [_record("all_reduce", 100 * place + 20 * (place % 2), 100 * place + 50) for place in range(8)]
+    _files.write(_trace(records), tmp_path)
+    assert cli.main(["capture", str(tmp_path), *given, "-o", str(tmp_path / "graph.json")]) == 0
+    assert len(graph.read(tmp_path / "graph.json").calls) == calls
+    assert re.search(rf": {calls} calls per iteration", capsys.readouterr().out)
 
 
 def test_the_command_writes_a_graph(tmp_path: Path) -> None:

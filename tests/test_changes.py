@@ -85,5 +85,14 @@ def test_a_call_that_is_held_before_fuse(pools: Pools, size: int, backend: str) 
 
 @sizes
 @real
+def test_calls_that_a_rank_does_not_release(pools: Pools, size: int, backend: str) -> None:
+    """The change fails on all ranks, and they keep their passes."""
+    for text, names in pools.get("processes", size).run(changes.not_released, backend):
+        assert "it still holds calls after the timeout of 0:00:00.500000" in text
+        assert names == ["fuse", "keeps"]
+
+
+@sizes
+@real
 def test_calls_of_another_group(pools: Pools, size: int, backend: str) -> None:
     pools.get("processes", size).run(changes.with_another_group, backend, 12)

@@ -22,11 +22,13 @@ from mcr_dl import passes
 from mcr_dl.codecs import codecs
 from mcr_dl.examples import moe
 from mcr_dl.testing import reference
-from ranks import compress
+from ranks import codec_faults, compress, session
 
 FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True)
 TINY = 1.1754944e-38 * 127  # below it, a block of int8 is zero
 COUNTS = [0, 1, 17, 1001]
+
+backends = pytest.mark.parametrize("backend", session.BACKENDS)
 
 
 def _around(tensor: torch.Tensor, codec: str) -> torch.Tensor:
@@ -236,7 +238,7 @@ def test_kept_arrays(method: str) -> None:
     """A codec that keeps an array beyond the call would read memory that is freed: an error."""
     kept: list[object] = []
 
-    class Keeping(compress._Broken):
+    class Keeping(codec_faults.Broken):
         def encode(self, values: Any, out: Any) -> int:
             if method == "encode":
                 kept.append(values[1:])
@@ -257,7 +259,7 @@ def test_kept_arrays(method: str) -> None:
 def test_capacities_that_are_no_sizes(answer: Any) -> None:
     """The error names the codec and its method."""
 
-    class Wrong(compress._Broken):
+    class Wrong(codec_faults.Broken):
         def capacity(self, *_: Any) -> int:
             return answer
 
@@ -269,7 +271,7 @@ def test_capacities_that_are_no_sizes(answer: Any) -> None:
 def test_capacities_that_change() -> None:
     """The first answer stands: memory is made by one, and filled by a later one."""
 
-    class Growing(compress._Broken):
+    class Growing(codec_faults.Broken):
         room = 100
 
         def capacity(self, *_: Any) -> int:
@@ -293,7 +295,7 @@ def test_capacities_that_change() -> None:
 def test_the_memory_of_a_fixed_codec(count: int) -> None:
     """``encode`` and ``decode`` get as many bytes as ``capacity`` says."""
 
-    class Exact(compress._Broken):
+    class Exact(codec_faults.Broken):
         def encode(self, values: Any, out: Any) -> int:
             assert len(out) == 4 * len(values)
             return super().encode(values, out)
@@ -310,7 +312,7 @@ def test_the_memory_of_a_fixed_codec(count: int) -> None:
 def test_encoded_sizes_that_are_none(answer: Any) -> None:
     """Any answer but a number of bytes that fit is the codec's failure, of which all ranks learn."""
 
-    class Wrong(compress._Broken):
+    class Wrong(codec_faults.Broken):
         def encode(self, *_: Any) -> int:
             return answer
 
@@ -322,7 +324,7 @@ def test_encoded_sizes_that_are_none(answer: Any) -> None:
 def test_encode_raises() -> None:
     """``encode`` itself raises the codec's error, not a later ``decode``."""
 
-    class Failing(compress._Broken):
+    class Failing(codec_faults.Broken):
         def encode(self, *_: Any) -> int:
             raise ArithmeticError("no such value")
 
@@ -346,10 +348,10 @@ def test_bounds(codec: str, bound: str) -> None:
 def test_registering() -> None:
     """A taken name and an object that is not a codec are errors."""
     with pytest.raises(mcr_dl.InvalidArgumentError, match="bf16"):
-        passes.register_codec(compress._Broken("nowhere"), "bf16")
+        passes.register_codec(codec_faults.Broken("nowhere"), "bf16")
     with pytest.raises(mcr_dl.InvalidTypeError, match="capacity"):
         passes.register_codec(object(), "nothing")  # type: ignore[arg-type]
-    passes.register_codec(compress._Broken, "own-options", ("where",))  # type: ignore[arg-type]
+    passes.register_codec(codec_faults.Broken, "own-options", ("where",))  # type: ignore[arg-type]
     values = torch.randn(10)
     _equal(_around(values, "own-options:where=nowhere"), values)
     with pytest.raises(mcr_dl.InvalidArgumentError, match="where, feedback"):
@@ -357,7 +359,7 @@ def test_registering() -> None:
 
 
 @pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("backend", ["mpi", "gloo", None])
+@pytest.mark.parametrize("backend", [*session.BACKENDS, None])
 @pytest.mark.parametrize("codec", ["bf16", "int8", "zfp:tolerance=1e-3"])
 def test_operations(pools: Pools, world: int, backend: str | None, codec: str) -> None:
     """Every operation equals its definition, blocking and not."""
@@ -387,7 +389,7 @@ def test_16_bit_tensors(pools: Pools, dtype: str) -> None:
     pools.get("processes", 2).run(compress.halves, dtype)
 
 
-@pytest.mark.parametrize("backend", ["mpi", "gloo"])
+@backends
 @pytest.mark.parametrize("world", [2, 3])
 def test_in_flight(pools: Pools, world: int, backend: str) -> None:
     """Many pending calls, waited for in a different order on every rank."""
@@ -395,13 +397,13 @@ def test_in_flight(pools: Pools, world: int, backend: str) -> None:
     pools.get("processes", world).run(compress.in_flight, backend, codecs, world, 120)
 
 
-@pytest.mark.parametrize("backend", ["mpi", "gloo"])
+@backends
 def test_blocking_after_started(pools: Pools, backend: str) -> None:
     """No rank keeps another's later phases from being issued."""
     pools.get("processes", 2).run(compress.blocking_after_started, backend)
 
 
-@pytest.mark.parametrize("backend", ["mpi", "gloo"])
+@backends
 @pytest.mark.parametrize("order", [["fuse", "compress"], ["compress", "fuse"]])
 def test_with_fusion(pools: Pools, order: list[str], backend: str) -> None:
     """Either order gives the same values."""
@@ -420,13 +422,15 @@ def test_subgroups(pools: Pools) -> None:
 
 def test_errors(pools: Pools) -> None:
     """Clear errors, with nothing sent."""
-    pools.get("processes", 2).run(compress.errors)
+    pools.get("processes", 2).run(codec_faults.errors)
 
 
-@pytest.mark.parametrize("backend", ["mpi", "gloo"])
-def test_failing_codec(pools: Pools, backend: str) -> None:
-    """It fails its own call on every rank that needs its output."""
-    pools.get("processes", 2).run(compress.failing_codec, backend)
+@backends
+@pytest.mark.parametrize("world", [2, 3])
+def test_failing_codec(pools: Pools, world: int, backend: str) -> None:
+    """It fails its own call, of each operation, on every rank that needs its output, and on no other."""
+    for fixed in (True, False):
+        pools.get("processes", world).run(codec_faults.failing_codec, backend, fixed)
 
 
 def test_feedback(pools: Pools) -> None:

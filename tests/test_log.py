@@ -11,10 +11,11 @@ import pytest
 from harness import Pools
 from mcr_dl import InvalidArgumentError
 from mcr_dl.passes.log import Log
-from ranks import log, log_views
+from ranks import log, log_views, session
 
 
-@pytest.mark.parametrize(("backend", "world"), [("mpi", 2), ("gloo", 2), ("gloo", 3)])
+@pytest.mark.parametrize("backend", session.BACKENDS)
+@pytest.mark.parametrize("world", [2, 3])
 def test_records(pools: Pools, backend: str, world: int) -> None:
     """Every field of blocking, asynchronous, vectored and point-to-point calls; numbers are equal on all ranks."""
     answers = pools.get("processes", world).run(log.fields, backend)

@@ -18,10 +18,10 @@ from ranks import operations, session
 from seed import SEED
 
 
-def run(pools: Pools, launcher: str, world: int, cases: list[Case], limit: float) -> None:
-    """Run the cases on all ranks; every rank must have run all."""
+def run(pools: Pools, launcher: str, world: int, cases: list[Case], limit: float, *started: str) -> None:
+    """Run the cases on all ranks, with these backends or all of the tests; every rank must have run all."""
     assert cases
-    done = pools.get(launcher, world).run(operations.run_all, cases, limit=limit)
+    done = pools.get(launcher, world).run(operations.run_all, cases, *started, limit=limit)
     assert done == [len(cases)] * world
 
 
@@ -98,12 +98,21 @@ def test_groups_roots_spellings(pools: Pools, world: int, backend: str, function
     run(pools, "processes", world, cases, 120)
 
 
+@pytest.mark.parametrize("backend", [*session.BACKENDS, "auto"])
+def test_values_of_one_rank(pools: Pools, backend: str) -> None:
+    """As ``test_values`` for a job of one rank, which starts this backend alone; all functions and types in one run."""
+    cases = [case for function in SIGNATURES for dtype in _C.dtypes() for case in some(function, backend, dtype, 1)]
+    large_ones = [case for function in SIGNATURES for case in some_large(function, backend, 1, SEED)]
+    run(pools, "processes", 1, cases[SEED % 3 :: 3] + large_ones[SEED % 3 :: 3], 120, backend)
+
+
 @backends
+@pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("red", ["SUM", "AVG", "PRODUCT", "MIN", "MAX"])
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
-def test_float8_rounding(pools: Pools, dtype: str, red: str, backend: str) -> None:
+def test_float8_rounding(pools: Pools, dtype: str, red: str, world: int, backend: str) -> None:
     """All pairs of values, including special ones: each result is rounded once, as torch's cast does it."""
-    overflowed = pools.get("processes", 2).run(operations.float8_pairs, backend, dtype, red, limit=120)
+    overflowed = pools.get("processes", world).run(operations.float8_pairs, backend, dtype, red, limit=120)
     assert all(count > 100 for count in overflowed) == (red == "SUM")
 
 

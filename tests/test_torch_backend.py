@@ -11,7 +11,7 @@ from harness import Pools
 from mcr_dl import _C
 from mcr_dl.testing.calls import SIGNATURES
 from mcr_dl.testing.cases import IN_TORCH, table, torch_takes
-from ranks import operations, session, torch_backend, torch_groups
+from ranks import operations, session, torch_backend, torch_functions, torch_groups
 from seed import share
 
 DTYPES = ("float32", "int64", "bool", "complex64")
@@ -80,6 +80,7 @@ ON_RANKS: dict[str, tuple[Callable[..., None], int]] = {  # function, ranks
     "aborting": (torch_groups.aborting, 2),
     "timeouts of the default group": (torch_groups.timeouts, 2),
     "wrong starts": (torch_groups.wrong_starts, 2),
+    "a gather without a gradient": (torch_functions.a_gather_without_a_gradient, 2),
 }
 
 

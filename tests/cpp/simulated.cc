@@ -20,6 +20,7 @@ using namespace mcr;
 
 std::atomic<int> recorded{0};
 std::atomic<int> pieces{0};
+std::atomic<int> high{0};  // streams of high priority
 std::atomic<bool> in_graph{false};
 
 // One thread that does what it is given in order.
@@ -139,7 +140,10 @@ class SimulatedRuntime final : public DeviceRuntime {
   Stream current(Device) override { return current_stream(); }
   Stream exchange(const Stream& stream) override { return std::exchange(current_stream(), stream); }
   Device exchange(Device device) override { return device; }
-  Stream make_stream(Device, bool) override { return stream_of(queues().fresh()); }
+  Stream make_stream(Device, bool high_priority) override {
+    if (high_priority) ++high;
+    return stream_of(queues().fresh());
+  }
   std::unique_ptr<Event> make_event(bool) override { return std::make_unique<SimulatedEvent>(); }
   std::shared_ptr<void> allocate(Device, int64_t bytes) override {
     return std::make_shared<std::byte[]>(static_cast<std::size_t>(bytes));
@@ -174,6 +178,8 @@ void finish(const Stream& stream) {
 int events() { return recorded; }
 
 int pinned() { return pieces; }
+
+int high_streams() { return high; }
 
 void set_capturing(bool capturing) { in_graph = capturing; }
 

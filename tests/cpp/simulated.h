@@ -23,6 +23,8 @@ void finish(const mcr::Stream& stream);
 int events();
 /// Pieces of pinned memory handed out so far.
 int pinned();
+/// Streams of high priority made so far.
+int high_streams();
 /// Whether current streams are being recorded into a graph.
 void set_capturing(bool capturing);
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "check.h"
+#include "device/stream_pool.h"
 #include "ranks.h"
 #include "simulated.h"
 
@@ -262,4 +263,20 @@ TEST(no_graphs_of_host_libraries) {
     simulated::set_capturing(false);
     CHECK(got.code == ErrorCode::Unsupported && check::has(got.text, "graph"));
   });
+}
+
+TEST(lanes_have_the_priority_that_was_preferred_last) {
+  simulated::start();
+  StreamPool pool;
+  const Device device{DeviceType::CUDA, 0};
+  const auto high_of = [&](int lane) {
+    const int before = simulated::high_streams();
+    pool.lane(device, lane);
+    return simulated::high_streams() - before;
+  };
+  CHECK(high_of(0) == 0);
+  StreamPool::prefer_high_priority(true);
+  CHECK(high_of(1) == 1 && high_of(0) == 0);  // lanes that are there stay
+  StreamPool::prefer_high_priority(false);
+  CHECK(high_of(2) == 0);
 }

@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 import mcr_dl
 from mcr_dl import _C, CollectiveTimeoutError, InvalidArgumentError
 from mcr_dl.passes import Compress, Fuse, Log, PassedCall
+from mcr_dl.passes import chain as chains
 from mcr_dl.runtime import changes as runtime_changes
 from mcr_dl.testing.expect import expect
 from ranks import session
@@ -194,14 +196,14 @@ def held_before_fuse(backend: str) -> None:
     """A call that a pass in front of ``fuse`` holds goes through the passes behind it with which it was made."""
     group, keeper, behind, fuse = _held()
     size = mcr_dl.get_world_size()
-    chains: list[list[Any]] = [
+    lists: list[list[Any]] = [
         ["keeper", fuse, "behind"],
         ["keeper", fuse],
         ["keeper", fuse, Compress("bf16", smallest=0)],
     ]
     value = 1.2345678  # bf16 rounds it
     made = []
-    for passes in chains:
+    for passes in lists:
         mcr_dl.set_passes(passes, group)
         made.append(_made(backend, 4, group, value))
     mcr_dl.set_passes(["keeper", fuse], group)
@@ -216,6 +218,34 @@ def held_before_fuse(backend: str) -> None:
     assert not torch.allclose(made[2][0], exact)
     mcr_dl.set_passes([], group)
     mcr_dl.destroy_process_group(group)
+
+
+def not_released(backend: str) -> tuple[str, list[str]]:
+    """The error of a change while a pass behind ``fuse`` keeps rank 0's flush, and the passes after it."""
+    session.start()
+    group, entered, released = mcr_dl.new_group(), threading.Event(), threading.Event()
+
+    def keep(call: PassedCall) -> Any:
+        if mcr_dl.get_rank() == 0 and call.async_op:
+            entered.set()
+            released.wait(30)
+        return call.proceed()
+
+    mcr_dl.register_pass(Handler(keep), "keeps")
+    mcr_dl.set_passes([Fuse(hold_microseconds=_NEVER), "keeps"], group)
+    tensor, work = _made(backend, 4, group)
+    flushing = threading.Thread(target=work.wait)
+    flushing.start()
+    assert mcr_dl.get_rank() != 0 or entered.wait(30)
+    with patch.object(chains, "_SYNCHRONIZE_LIMIT", timedelta(seconds=0.5)):
+        error = expect(CollectiveTimeoutError, lambda: mcr_dl.set_passes([], group))
+    names = mcr_dl.get_passes(group)
+    released.set()
+    flushing.join()
+    assert tensor.tolist() == [float(mcr_dl.get_world_size())] * 4
+    mcr_dl.set_passes([], group)  # the next one works
+    mcr_dl.destroy_process_group(group)
+    return str(error), names
 
 
 def with_another_group(backend: str, changes: int) -> None:

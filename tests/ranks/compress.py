@@ -12,7 +12,6 @@ import torch
 
 import mcr_dl
 from mcr_dl import _C, passes
-from mcr_dl.testing.expect import expect
 from mcr_dl.testing.position import note
 from ranks import session
 
@@ -364,100 +363,6 @@ def by_group() -> None:
     torch.testing.assert_close(once(100), exact)
     mcr_dl.set_passes([])
     torch.testing.assert_close(once(100), exact)
-
-
-def errors() -> None:
-    """Each wrong call names the mistake, sends nothing, and leaves the group usable."""
-    start([])
-    tensor = torch.ones(10)
-    invalid, wrong_type = mcr_dl.InvalidArgumentError, mcr_dl.InvalidTypeError
-    expect(invalid, lambda: mcr_dl.all_reduce(tensor, codec="bf16"), "all_reduce (group", "'bf16'", "set_passes")
-    mcr_dl.all_reduce(tensor, codec="none")
-    mcr_dl.set_passes(["compress"])
-    expect(invalid, lambda: mcr_dl.all_reduce(tensor, codec="bf61"), "bf16, fp16, int8", "'bf61'", "all_reduce (group")
-    expect(invalid, lambda: mcr_dl.all_reduce(tensor, codec="int8:blok=3"), "block, feedback", "'blok=3'")
-    expect(invalid, lambda: mcr_dl.all_reduce(tensor, codec="zfp"), "zfp", "rate", "tolerance")
-    expect(invalid, lambda: mcr_dl.all_reduce(tensor, codec="zfp:rate=0"), "zfp:rate=0", "rate", "'0'")
-    expect(wrong_type, lambda: mcr_dl.all_reduce(tensor, codec=3), "codec", "3")
-    for dtype in (torch.int32, torch.bool, torch.complex64):
-        made = torch.ones(10).to(dtype)
-        expect(wrong_type, lambda made=made: mcr_dl.all_reduce(made, codec="int8"), "int8", str(dtype).split(".")[1])
-    half = torch.ones(10, dtype=torch.bfloat16)
-    expect(wrong_type, lambda: mcr_dl.broadcast(half, 0, codec="bf16", async_op=True), "float32, float64", "bfloat16")
-    expect(invalid, lambda: mcr_dl.reduce(tensor, 0, codec="bf16"), "reduce (group", "no compressed form")
-    if mcr_dl.get_rank() != 0:
-        expect(invalid, lambda: mcr_dl.gather(tensor, dst=0, codec="bf16"), "gather", "no compressed form")
-    expect(invalid, lambda: mcr_dl.broadcast(tensor, 0, codec="int8:feedback=a"), "feedback", "all_reduce")
-    red = mcr_dl.ReduceOp.MAX
-    expect(invalid, lambda: mcr_dl.all_reduce(tensor, red, codec="int8:feedback=a"), "feedback", "SUM or AVG", "MAX")
-    mcr_dl.all_reduce(tensor, codec="int8:feedback=a")
-    expect(
-        invalid, lambda: mcr_dl.all_reduce(torch.ones(9), codec="int8:feedback=a"), "'a'", "10 elements", "9 elements"
-    )
-    for bad in (
-        {"codec": "bf61"},
-        {"codec": "int8:feedback=a"},
-        {"codec": "bf16", "ops": ["reduce"]},
-        {"smallest": -1},
-    ):
-        expect(invalid, lambda bad=bad: passes.Compress(**bad), "bf61" if bad.get("codec") == "bf61" else "Compress: ")
-    mcr_dl.barrier()
-    fresh = torch.ones(10)
-    mcr_dl.all_reduce(fresh, codec="bf16")
-    assert fresh.tolist() == [float(mcr_dl.get_world_size())] * 10
-    mcr_dl.set_passes([])
-    expect(invalid, passes.reset_feedback, "compress")
-
-
-class _Broken:
-    """A codec that fails on rank 1 in one of its two directions."""
-
-    fixed = True
-    dtypes = ("float32",)
-
-    def __init__(self, where: str) -> None:
-        self.where = where
-
-    def capacity(self, count: int, dtype: str) -> int:
-        assert dtype == "float32"
-        return 4 * count
-
-    def _fail(self, where: str) -> None:
-        if self.where == where and mcr_dl.get_rank() == 1:
-            raise ArithmeticError(f"cannot {where}")
-
-    def encode(self, values: Any, out: Any) -> int:
-        self._fail("encode")
-        out[: 4 * len(values)] = values.view("uint8")
-        return 4 * len(values)
-
-    def decode(self, data: Any, out: Any) -> None:
-        self._fail("decode")
-        out[:] = data.view("float32")
-
-
-def failing_codec(backend: str) -> None:
-    """A codec that fails on one rank fails that call, with its reason, and no other."""
-    start(["compress"])
-    if "own-plain" not in passes.known_codecs():
-        for where in ("plain", "encode", "decode"):
-            passes.register_codec(_Broken(where), f"own-{where}")
-    keywords = {"backend": backend, "async_op": True}
-    good = Calls(1000, 1, torch.float32, "own-plain", **keywords)
-    works = [good.all_reduce()]
-    for where in ("encode", "decode"):
-        failing = mcr_dl.all_reduce(torch.ones(1000), codec=f"own-{where}", **keywords)
-        works.append(Calls(1000, 2, torch.float32, "bf16", **keywords).all_reduce())
-        # Rank 1's part of the sum fails to decode everywhere.
-        expect(mcr_dl.BackendError, failing.wait, f"own-{where}", f"cannot {where}", "all_reduce (group")
-    gathering = mcr_dl.all_gather_single(
-        torch.empty(10 * mcr_dl.get_world_size()), torch.ones(10), codec="own-encode", **keywords
-    )
-    expect(mcr_dl.BackendError, gathering.wait, "own-encode", "cannot encode")
-    for work, check in reversed(works):
-        work.wait()
-        check()
-    mcr_dl.set_passes([])
 
 
 def feedback() -> tuple[float, float]:

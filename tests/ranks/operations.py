@@ -16,9 +16,9 @@ from mcr_dl.testing.position import note
 from ranks import session
 
 
-def run_all(cases: Sequence[Case]) -> int:
+def run_all(cases: Sequence[Case], *backends: str) -> int:
     """Run the cases in order."""
-    session.start()
+    session.start(*backends)
     session.groups()
     for case in cases:
         checks.run_supported(case)
@@ -26,9 +26,11 @@ def run_all(cases: Sequence[Case]) -> int:
 
 
 def float8_pairs(backend: str, name: str, red: str) -> int:
-    """Two ranks reduce every pair of values of an 8-bit type, with NaN and infinities; returns how many overflow."""
+    """Two ranks reduce every pair of values of an 8-bit type, with NaN and infinities, and a third one has the value
+    that changes no result; returns how many overflow.
+    """
     session.start()
-    dtype, me = reference.dtype_of(name), mcr_dl.get_rank()
+    dtype, me, size = reference.dtype_of(name), mcr_dl.get_rank(), mcr_dl.get_world_size()
     bits = torch.arange(65536)
     pair = [part.to(torch.uint8).view(dtype) for part in (bits % 256, bits // 256)]
     a, b = (reference.wide(part) for part in pair)
@@ -36,8 +38,9 @@ def float8_pairs(backend: str, name: str, red: str) -> int:
         {"SUM": a + b, "AVG": a + b, "PRODUCT": a * b, "MIN": a.minimum(b), "MAX": a.maximum(b)}[red], dtype
     )
     if red == "AVG":  # shm divides before it rounds; elsewhere the core divides the library's sum
-        want = reference.rounded((a + b if backend == "shm" else reference.wide(want)) / 2, dtype)
-    tensor = pair[me].clone()
+        want = reference.rounded((a + b if backend == "shm" else reference.wide(want)) / size, dtype)
+    neutral = {"PRODUCT": torch.ones(65536).to(dtype), "MIN": pair[0], "MAX": pair[0]}
+    tensor = pair[me].clone() if me < 2 else neutral.get(red, torch.zeros(65536).to(dtype)).clone()
     mcr_dl.all_reduce(tensor, getattr(mcr_dl.ReduceOp, red), backend=backend)
     got, wanted = reference.wide(tensor), reference.wide(want)
     assert torch.equal(got.isnan(), wanted.isnan()), f"{backend} {name} {red}: NaN in other places"

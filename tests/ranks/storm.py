@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random operations on overlapping groups and two backends at once: each rank waits in a different order."""
+"""Random operations on overlapping groups and several backends at once: each rank waits in a different order."""
 
 from __future__ import annotations
 

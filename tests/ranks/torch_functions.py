@@ -13,7 +13,8 @@ import torch.distributed.nn.functional as autograd
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-from ranks.torch_training import Results, batch, dtype, loss, weights, wide
+from mcr_dl.testing.expect import expect
+from ranks.torch_training import Results, batch, dtype, life, loss, weights, wide
 
 
 def _mine(*shape: int) -> torch.Tensor:
@@ -176,3 +177,13 @@ def autograd_functions(_backend: str) -> Results:
         result.update(_named(list(outputs), name))
         result[f"{name} gradient"] = x.grad
     return result
+
+
+def a_gather_without_a_gradient() -> None:
+    """torch.distributed.nn.functional has one for _all_gather_base on backends that it knows by name."""
+    with life("mcr"):
+        size = dist.get_world_size()
+        x = torch.ones(2, requires_grad=True)
+        out = autograd._all_gather_base(torch.empty(2 * size), x, dist.group.WORLD)
+        assert out.tolist() == [1.0] * 2 * size
+        expect(RuntimeError, out.sum().backward, "Backend not supported")

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
@@ -306,6 +307,9 @@ def timeouts() -> None:
         dist.group.WORLD.set_timeout(timedelta(seconds=7))
         for made in (mcr_dl.new_group(), mcr_dl.split_group(None, [[0, 1]])):
             assert _C.group_of(made).timeout == timedelta(seconds=7)
+        with pytest.warns(UserWarning, match="only supported for either nccl or gloo"):
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=9))
+        assert _C.group_of(dist.group.WORLD).timeout == timedelta(seconds=7)
         dist.group.WORLD.set_timeout(timedelta(milliseconds=200))
         if work is not None:
             expect(CollectiveTimeoutError, mcr_dl.synchronize, "0:00:00.200000")

@@ -7,11 +7,13 @@ import gc
 import threading
 import time
 from datetime import timedelta
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import torch
 
 import mcr_dl
-from mcr_dl import CollectiveTimeoutError
+from mcr_dl import _C, CollectiveTimeoutError
 from mcr_dl.testing.expect import expect
 from ranks import session
 
@@ -229,3 +231,21 @@ def mixed() -> None:
         assert bool((one == size).all())
         mine = two.view(size, 100)[mcr_dl.get_rank()]
         assert torch.equal(out.view(size, 100), mine.expand(size, 100))
+
+
+def thread_names() -> list[str]:
+    """Names of this process's threads while communication runs."""
+    session.start()
+    mcr_dl.all_reduce(torch.ones(1), async_op=True).wait()
+    return sorted(thread.name for thread in threading.enumerate())
+
+
+def priorities() -> None:
+    """torch's option for streams of high priority is that of one life of the runtime."""
+    session.stop()
+    chosen: list[bool] = []
+    with patch.object(_C, "prefer_high_priority", chosen.append):
+        for options in (SimpleNamespace(is_high_priority_stream=True), None):
+            mcr_dl.init_process_group("null", pg_options=options)
+            mcr_dl.destroy_process_group()
+    assert chosen == [True, False]

@@ -111,8 +111,7 @@ def start(
         watch.prepare_folder()
     if store is None:
         store = rendezvous.meet(launch, init_method, limit)
-    if getattr(pg_options, "is_high_priority_stream", False):
-        devices.raise_priority()
+    devices.prefer_priority(high=bool(getattr(pg_options, "is_high_priority_stream", False)))
     with rendezvous.named_end():
         store = lives.separate(store, launch, limit)
         device, mistake = _device(device_id, mistake)

@@ -101,6 +101,6 @@ def _same_ways(values: list[Any]) -> None:
     agreement.require_equal("device memory given to the library (MCR_DL_MPI_STREAMS)", values)
 
 
-def raise_priority() -> None:
-    """Give the streams of asynchronous calls high priority on the device."""
-    _C.prefer_high_priority(True)
+def prefer_priority(*, high: bool) -> None:
+    """Give the streams of asynchronous calls, which are made from now on, high or usual priority on the device."""
+    _C.prefer_high_priority(high)
