@@ -16,6 +16,7 @@ import jobs
 from harness import launchers
 from mcr_dl.testing.nursery import Child, Nursery
 from mcr_dl.trace.cli import main as mcr_trace
+from seed import ranks_of
 
 INTERRUPTED = 130
 RAISED = "(CollectiveTimeoutError|BackendError|PeerLostError)"

@@ -200,7 +200,7 @@ def _subgroups(
     _check_description(group_desc)
     current = state.current()
     names = forms.named(backend, pg_options)
-    limit = current.timeout if timeout is None else _C.timeout(timeout)
+    limit = current.default_timeout if timeout is None else _C.timeout(timeout)
     mine: Any = None
     groups: list[Any] = []
     for index, members in enumerate(parts):
