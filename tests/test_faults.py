@@ -154,7 +154,7 @@ def test_told_under_open_mpi(arguments: list[str], debug: str, told: str, times:
     """A late rank and different calls, with and without detail mode, as with MPICH."""
     job = jobs.start_under_open_mpi("troubles", arguments, 3, tmp_path / "log", MCR_DL_DEBUG=debug)
     code = job.end()
-    assert code == (0 if debug else jobs.REPORTED), job.text
+    assert code == (1 if debug else jobs.REPORTED), job.text  # 1: ranks that have raised end without the end of MPI
     assert len(re.findall(told, job.text)) >= times, job.text
 
 
