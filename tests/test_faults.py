@@ -15,6 +15,7 @@ import pytest
 import jobs
 from harness import launchers
 from mcr_dl.testing.nursery import Child, Nursery
+from seed import ranks_of
 from mcr_dl.trace.cli import main as mcr_trace
 from seed import ranks_of
 

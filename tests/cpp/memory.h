@@ -68,8 +68,8 @@ class Ranks {
     auto& memory = memory_[index];
     const auto element = static_cast<std::size_t>(size_of(setting_.dtype));
     const auto bytes = static_cast<std::size_t>(count) * element;
-    // Nothing may change the guards, an element in front and a byte behind. Only elements are aligned, as in a view of a
-    // tensor: complex numbers of 16 bytes to 8.
+    // Nothing may change the guards, an element in front and a byte behind. Only elements are aligned, as in a view of
+    // a tensor: complex numbers of 16 bytes to 8.
     const auto front = std::min<std::size_t>(element, 8);
     memory.assign(front + bytes + 1, kUntouched);
     const std::span<std::byte> content(memory.data() + front, bytes);

@@ -337,7 +337,8 @@ TEST(combine_all_is_combine_in_rank_order) {
         const auto element = static_cast<std::size_t>(size_of(dtype)), bytes = kCount * element;
         for (std::size_t in_place = 0; in_place < ranks; ++in_place) {
           std::vector<Shifted> sources;
-          for (const auto& one : data) sources.emplace_back(one.data(), bytes, element, (in_place + sources.size()) % 4);
+          for (const auto& one : data)
+            sources.emplace_back(one.data(), bytes, element, (in_place + sources.size()) % 4);
           std::vector<const void*> pointers;
           for (auto& one : sources) pointers.push_back(one.data());
           combine_all(sources[in_place].data(), pointers, kCount, dtype, red);
