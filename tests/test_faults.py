@@ -15,7 +15,6 @@ import pytest
 import jobs
 from harness import launchers
 from mcr_dl.testing.nursery import Child, Nursery
-from seed import ranks_of
 from mcr_dl.trace.cli import main as mcr_trace
 from seed import ranks_of
 
@@ -290,13 +289,16 @@ def test_different_calls(nursery: Nursery, backend: str) -> None:
         jobs.end(nursery, ranks)
         for rank in ranks:
             assert "DesyncError" in rank.text, rank.text
-            assert re.search(r"collective 6 of group 'default' is .* on rank 0.*, but .* on rank 1", rank.text), (
+            assert re.search(r"collective 6 of group 'default' is .* on ranks? 0.*, but .* on rank 1", rank.text), (
                 rank.text
             )
             assert len(re.findall(r"called at troubles\.py:\d+ in calls", rank.text)) >= 2
         # gloo ends the process if a message is too long: the text is the same, the exit code differs.
         assert {rank.code for rank in ranks} <= {0, -signal.SIGABRT}
-        if backend != "gloo":
+        if backend == "shm":  # which notices some differences itself, in the first call
+            kinds = r"RAISED (BackendError|DesyncError) [^\n]*\nRAISED DesyncError"
+            assert all(re.search(kinds, rank.text) for rank in ranks), [rank.text for rank in ranks]
+        elif backend != "gloo":
             assert [rank.text.count("RAISED DesyncError") for rank in ranks] == [2] * len(ranks)
 
 
