@@ -103,7 +103,7 @@ def test_values_of_one_rank(pools: Pools, backend: str) -> None:
     """As ``test_values`` for a job of one rank, which starts this backend alone; all functions and types in one run."""
     cases = [case for function in SIGNATURES for dtype in _C.dtypes() for case in some(function, backend, dtype, 1)]
     large_ones = [case for function in SIGNATURES for case in some_large(function, backend, 1, SEED)]
-    run(pools, "processes", 1, cases[SEED % 3 :: 3] + large_ones[SEED % 3 :: 3], 120, backend)
+    run(pools, "processes", 1, cases[SEED % SEEDS :: SEEDS] + large_ones[SEED % SEEDS :: SEEDS], 120, backend)
 
 
 @backends
