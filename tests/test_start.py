@@ -26,6 +26,7 @@ from mcr_dl.base import errors, launcher, variables
 from mcr_dl.bench.ranks import environments
 from mcr_dl.libraries.registry import parse_backends
 from mcr_dl.runtime import communicators, startup
+from mcr_dl.runtime.rounds import Round
 from mcr_dl.testing.nursery import Child, Nursery
 from mcr_dl.watch._watch import Watch
 
@@ -50,7 +51,7 @@ def test_some_ranks_alone_do_not_connect() -> None:
             rank=lambda: rank, size=lambda: 3, ranks=[4, 5, 6], timeout=limit, name=lambda: "a", _label="a"
         )
         with pytest.raises(mcr_dl.CollectiveTimeoutError) as caught:
-            communicators._meet(group, store)
+            communicators._meet(group, Round(store, "0", rank, 3))
         return str(caught.value)
 
     with ThreadPoolExecutor(2) as pool:
