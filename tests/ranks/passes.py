@@ -299,6 +299,7 @@ def releases(backend: str) -> None:
     """Another thread may release a held call before handle() has returned."""
     held: queue.SimpleQueue[PassedCall] = queue.SimpleQueue()
     released: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+    handled: list[PassedCall] = []
 
     def release() -> None:
         for _ in range(4):
@@ -314,8 +315,9 @@ def releases(backend: str) -> None:
         held.put(call)
         assert released.get(timeout=20) is None
         expect(InvalidArgumentError, call.proceed, "has gone on")
-        expect(InvalidArgumentError, lambda: call.output, "the call is over")
+        assert call.output.data_ptr() == view.data_ptr()
         assert (call.op, view.numel()) == ("all_reduce", 3)
+        handled.append(call)
         return work
 
     session.start()
@@ -326,6 +328,7 @@ def releases(backend: str) -> None:
             tensor = torch.ones(3)
             mcr_dl.all_reduce(tensor, backend=backend, async_op=True).wait()
             assert tensor.tolist() == [float(mcr_dl.get_world_size())] * 3
+            expect(InvalidArgumentError, lambda: handled[-1].output, "the call is over")
     thread.join()
 
 
