@@ -144,12 +144,14 @@ def test_an_interrupt_ends_a_search(search: Callable[[Planner], object]) -> None
     """Of searches that would not end within the test's time limit."""
     planner = Planner(plan_graphs.dlrm(3, calls=30, options=4))
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore the signal
     timer.start()
     try:
         with pytest.raises(KeyboardInterrupt):
             search(planner)
     finally:
         timer.cancel()
+        signal.signal(signal.SIGINT, before)
 
 
 def test_no_plan_is_faster_than_its_busiest_resource() -> None:
