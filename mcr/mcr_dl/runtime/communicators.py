@@ -120,7 +120,7 @@ def _connect_library(group: _C.Group, name: str, turn: int, mpi_comm: int | None
     ``turn``: the number of the attempt to connect the group, which must not read the keys of an earlier one.
     """
     current = state.current()
-    path, library = registry.load(name), registry.describe(name)
+    library = registry.describe(name)
     adopted = mpi_comm if library.communicators else None
     if library.together and adopted is None and name not in current.backends:
         message = f"backend: {name!r} starts on all ranks together, so it must be named at init_process_group()"
@@ -131,6 +131,7 @@ def _connect_library(group: _C.Group, name: str, turn: int, mpi_comm: int | None
     # reads the store later, from any thread, is to find all there.
     meets = (library.together or later) and group.size() > 1 and not (library.together and patience is not None)
     try:
+        path = registry.load(name)
         library.start(current.store, current.launch.rank, current.launch.size)
         store = _store(group, f"{group.name()}/{name}/{turn}", apart=later)
         argument = _unless_lost(group, partial(library.argument, store, group)) if adopted is None else adopted
