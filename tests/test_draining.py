@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 import jobs
-from mcr_dl.testing.nursery import Nursery
+from mcr_dl.testing.nursery import Child, Nursery
 
 backends = pytest.mark.parametrize("backend", ["mpi", "gloo", "shm"])
 
@@ -26,22 +26,24 @@ def test_interrupt(nursery: Nursery, backend: str) -> None:
     assert "RAISED False" in ranks[0].text
 
 
+def _ended(nursery: Nursery, name: str, backend: str) -> list[Child]:
+    """The two ranks of a job of programs/draining.py, which have reached its end."""
+    ranks = jobs.start(nursery, "draining", [name, backend], 2)
+    jobs.end(nursery, ranks)
+    jobs.expect(ranks, 0, "DONE")
+    return ranks
+
+
 @backends
 def test_operations_that_are_abandoned(nursery: Nursery, backend: str) -> None:
     """Their waits raise once their group has ended, and no later group waits for them, also not in another life."""
-    ranks = jobs.start(nursery, "draining", ["abandoned", backend], 2)
-    jobs.end(nursery, ranks)
-    jobs.expect(ranks, 0, "DONE")
-    for rank in ranks:
+    for rank in _ended(nursery, "abandoned", backend):
         assert rank.text.count("the group has been destroyed") == 4, rank.text
 
 
 @backends
 def test_a_group_ends_while_a_thread_is_in_a_call(nursery: Nursery, backend: str) -> None:
     """The call raises, and no later group waits for it."""
-    ranks = jobs.start(nursery, "draining", ["in_a_call", backend], 2)
-    jobs.end(nursery, ranks)
-    jobs.expect(ranks, 0, "DONE")
-    for rank in ranks:
+    for rank in _ended(nursery, "in_a_call", backend):
         assert rank.text.count(f"RAISED {backend}.recv (group ") == 2, rank.text
         assert rank.text.count("the group has been destroyed") == 2, rank.text
