@@ -272,16 +272,21 @@ def without_gain() -> None:
     assert (found.plan is None) == (last != "kept")
 
 
+def runs_without_a_plan(found: Syndicate) -> None:
+    """The iterations go on in program order, and are not looked at again."""
+    program = Program()
+    for _ in range(ROUNDS):
+        program.iterate()
+    assert [event.what for event in found.events] == ["none"], found.events
+    assert found.phase == "steady"
+    assert found.plan is None
+
+
 def without_promise() -> None:
     """A plan that is not fast enough by simulation is not tried."""
     session.start()
     with Syndicate(budget=0.5, promising=0.99) as found:
-        program = Program()
-        for _ in range(ROUNDS):
-            program.iterate()
-        assert [event.what for event in found.events] == ["none"], found.events
-        assert found.phase == "steady"
-        assert found.plan is None
+        runs_without_a_plan(found)
 
 
 def slower_iterations() -> list[str]:

@@ -20,7 +20,7 @@ from mcr_dl.schedule.execution import Document
 from mcr_dl.schedule.measured import Iteration
 from mcr_dl.testing.plans import Planned
 from ranks import session
-from ranks.syndicate import ROUNDS, Program, random_plans_of
+from ranks.syndicate import ROUNDS, Program, random_plans_of, runs_without_a_plan
 from ranks.syndicate_groups import Simple, until
 
 
@@ -171,12 +171,7 @@ def too_little_memory() -> None:
     session.start()
     left = 100.0 if mcr_dl.get_rank() == 1 else math.inf
     with mock.patch.object(memory, "available", return_value=left), Planned(random_plans_of(2)) as planned:
-        program = Program()
-        for _ in range(ROUNDS):
-            program.iterate()
-        assert [event.what for event in planned.events] == ["none"], planned.events
-        assert planned.phase == "steady"
-        assert planned.plan is None
+        runs_without_a_plan(planned)
 
 
 def with_bytescheduler() -> None:
