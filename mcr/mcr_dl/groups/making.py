@@ -176,8 +176,9 @@ def new_subgroups(
         message = f"group_size: expected a divisor of the group's size ({size}), got {length}"
         raise InvalidArgumentError(message)
     parts = [sorted(ranks[start : start + length]) for start in range(0, size, length)]
+    _check_description(group_desc)
     name = f"{parent.name()}/{group_desc or 'sub'}-{number}"
-    return _subgroups(name, parts, timeout, backend, pg_options, group_desc)
+    return _parts(name, parts, timeout, backend, pg_options)
 
 
 def _count_parts(parent: _C.Group) -> int:
@@ -188,27 +189,30 @@ def _count_parts(parent: _C.Group) -> int:
     return state.current().count(f"split {parent.name()}")
 
 
-def _subgroups(
+def _parts(
     name: str,
     parts: list[list[int]],
     timeout: timedelta | float | None,
     backend: str | Iterable[str] | None,
     pg_options: Any,
-    group_desc: str | None,
+    parent: _C.Group | None = None,
 ) -> tuple[Any, list[Any]]:
-    """Make the group of these parts (global ranks) that has this rank, and return it and the list of all."""
-    _check_description(group_desc)
+    """Make the group of these parts (global ranks) that has this rank, and return it and the list of all.
+
+    ``parent``: the group whose backends, timeout and form the parts have by default, in place of the job's.
+    """
     current = state.current()
     names = forms.named(backend, pg_options)
-    limit = current.default_timeout if timeout is None else _C.timeout(timeout)
+    usual = current.default_timeout if parent is None else parent.timeout
+    limit = usual if timeout is None else _C.timeout(timeout)
     mine: Any = None
     groups: list[Any] = []
     for index, members in enumerate(parts):
         groups.append(GroupMember.NON_GROUP_MEMBER)
         if current.launch.rank in members:
-            fitting = names or lines.that_fit(current.backends, members)
+            fitting = names or lines.that_fit(current.backends if parent is None else parent.backends, members)
             made = factory.make_group(f"{name}-{index}", members, fitting, limit)
-            mine = groups[-1] = torch_groups.publish(made, pg_options)
+            mine = groups[-1] = torch_groups.publish(made, pg_options, parent)
     return mine, groups
 
 
@@ -238,8 +242,9 @@ def new_subgroups_by_enumeration(
     parent = handles.core_group(None)
     number = _count_parts(parent)
     parts = _check_lists(ranks_per_subgroup_list, parent.size(), "ranks_per_subgroup_list")
+    _check_description(group_desc)
     name = f"{parent.name()}/{group_desc or 'sub'}-{number}"
-    return _subgroups(name, parts, timeout, backend, pg_options, group_desc)
+    return _parts(name, parts, timeout, backend, pg_options)
 
 
 def _check_lists(given: Any, size: int, what: str) -> list[list[int]]:
@@ -275,14 +280,8 @@ def split_group(
     made = _count_parts(parent)
     _check_description(group_desc)
     parts = _check_lists(split_ranks, parent.size(), "split_ranks")
-    names = forms.named(backend, pg_options)
-    limit = parent.timeout if timeout is None else _C.timeout(timeout)
-    result = None
-    for index, part in enumerate(parts):
-        if parent.rank() in part:
-            # With the parent's name: another parent may be split with the same description.
-            name = f"{parent.name()}/{group_desc or 'split'}-{made}-{index}"
-            members = [parent.ranks[rank] for rank in part]
-            fitting = names or lines.that_fit(parent.backends, members)
-            result = torch_groups.publish(factory.make_group(name, members, fitting, limit), pg_options, parent)
-    return result
+    # With the parent's name: another parent may be split with the same description.
+    name = f"{parent.name()}/{group_desc or 'split'}-{made}"
+    members = [[parent.ranks[rank] for rank in part] for part in parts]
+    mine: torch_dist.ProcessGroup | None = _parts(name, members, timeout, backend, pg_options, parent)[0]
+    return mine
