@@ -50,10 +50,15 @@ struct Bench {
       requests.push_back(std::make_unique<Switch>(issues[static_cast<std::size_t>(task.call.tag)]));
     };
   }
-  // Two exchanges, the second one behind the first.
+  // Exchanges, each behind the one before it.
+  void chain(Schedule& schedule, int count) {
+    Schedule::Id last = schedule.issue(call());
+    while (--count > 0) last = schedule.issue(call(), {last});
+  }
+  // Two of them.
   std::shared_ptr<Run> two() {
     auto schedule = std::make_shared<Schedule>();
-    schedule->issue(call(), {schedule->issue(call())});
+    chain(*schedule, 2);
     return std::make_shared<Run>(schedule, start());
   }
 };
@@ -131,7 +136,7 @@ TEST(each_stage_has_an_order_of_its_own) {
   Bench bench;
   const auto three = [&] {
     auto schedule = std::make_shared<Schedule>();
-    schedule->issue(bench.call(), {schedule->issue(bench.call(), {schedule->issue(bench.call())})});
+    bench.chain(*schedule, 3);
     return std::make_shared<Run>(schedule, bench.start());
   };
   const auto executor = std::make_shared<Executor>(true, std::vector<Progress*>(), 2);
@@ -332,7 +337,7 @@ TEST(a_task_may_throw_anything) {
 TEST(late_issues_need_stages) {
   Bench bench;
   auto schedule = std::make_shared<Schedule>();
-  schedule->issue(bench.call(), {schedule->issue(bench.call())});
+  bench.chain(*schedule, 2);
   const auto got = ranks::failure([&] { Run run(schedule); });
   CHECK(got.code == ErrorCode::InvalidArgument && check::has(got.text, "late"));
 }
