@@ -125,9 +125,9 @@ def test_tensors_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ("send", 4 * total),  # of ranks 0 and 1
     ):
         plan = replace(PLAN, ranks=4, units=(Unit("barrier", "float32", (0,)), Unit(operation, "float32", sizes)))
-        monkeypatch.setattr(memory, "available", lambda needed=needed: float(needed))
+        monkeypatch.setattr(memory, "available", lambda needed=needed: needed)
         _memory.require(plan, 4)
-        monkeypatch.setattr(memory, "available", lambda needed=needed: needed - 1.0)
+        monkeypatch.setattr(memory, "available", lambda needed=needed: needed - 1)
         with pytest.raises(InvalidArgumentError, match=f"--max-bytes: expected .* for {operation} float32 on 4 ranks"):
             _memory.require(plan, 4)
         _memory.require(plan, 1)

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from pathlib import Path
 
+from mcr_dl import _C
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.commands.sizes import short_size_text
 from mcr_dl.measure.cases import tensor_bytes
@@ -23,17 +22,9 @@ def needed(operation: str, sizes: Iterable[int], dtype: str, ranks: int, here: i
     return whole
 
 
-def available() -> float:
-    """Bytes that the processes here can still take; infinite if the system does not say."""
-    found = [float("inf")]
-    try:
-        known = re.search(r"^MemAvailable:\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
-        found += [int(known[1]) * 1024.0] if known else []
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()  # of a container
-        found += [float(limit)] if limit.isdigit() else []
-    except OSError:
-        pass
-    return min(found)
+def available() -> int:
+    """Bytes that this process can still take; the largest 64-bit number if the system does not say."""
+    return _C._free_memory()
 
 
 def require(argument: str, wanted: int, what: str) -> None:
@@ -41,7 +32,7 @@ def require(argument: str, wanted: int, what: str) -> None:
     left = available()
     if wanted > left:
         message = (
-            f"argument {argument}: expected tensors that fit into the {short_size_text(int(left))} of memory that this "
+            f"argument {argument}: expected tensors that fit into the {short_size_text(left)} of memory that this "
             f"host has left, got {short_size_text(wanted)} for {what}"
         )
         raise InvalidArgumentError(message)

@@ -186,7 +186,7 @@ def lacking(iteration: Iteration, here: int) -> str:
     wanted, left = 2 * wanted, memory.available()  # two calls at once, for channels that may share a resource
     if wanted <= left:
         return ""
-    return f"measurements need {short_size_text(wanted)} of memory, of which its host has {short_size_text(int(left))}"
+    return f"measurements need {short_size_text(wanted)} of memory, of which its host has {short_size_text(left)}"
 
 
 def _largest(needs: Needs, rows: Sequence[Row], first: Sequence[int]) -> list[tuple[Row, int]]:

@@ -2,6 +2,7 @@
 #include <ATen/ops/from_blob.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "base/free_memory.h"
 #include "base/shared_heap.h"
 #include "bindings/python/parts.h"
 #include "bindings/python/unlocked.h"
@@ -23,6 +24,8 @@ at::Tensor shared_bytes(int64_t bytes) {
 void add_shared_tensors(py::module_& module) {
   module.def("_shared_bytes", shared_bytes, py::arg("bytes"),
              "Memory that the processes of the host can map, as a tensor of bytes (mcr_dl.empty_shared).");
+  module.def("_free_memory", [] { return free_memory(); },
+             "The bytes of memory that this process can still take; the largest 64-bit number if the system does not say.");
 }
 
 }  // namespace mcr::python
