@@ -145,9 +145,9 @@ def names_ranks(url: Any) -> TypeGuard[str]:
     return parts.scheme not in ("env", "tcp", "file") or "rank=" in parts.query or "world_size=" in parts.query
 
 
-def _require_rank(rank: int | str, size: int | str) -> None:
+def _require_rank(rank: str, size: str) -> None:
     """Raise InvalidArgumentError unless the rank that a URL gives is one of the job's: it would wait for the others."""
-    if not all(re.fullmatch(r"-?[0-9]{1,18}", str(each)) for each in (rank, size)):
+    if not all(re.fullmatch(r"-?[0-9]{1,18}", each) for each in (rank, size)):
         message = f"init_method: expected whole numbers as rank and world_size, got {rank!r} and {size!r}"
         raise InvalidArgumentError(message)
     if not 0 <= int(rank) < int(size):
@@ -165,10 +165,9 @@ def meet_at(url: str, rank: int, world_size: int, timeout: timedelta) -> tuple[l
         _require_rank(stated["rank"], stated["world_size"])
     with _named_timeouts(f"the ranks have not met at {url}"):
         store, rank, size = next(iter(torch_dist.rendezvous(url, rank, world_size, timeout=timeout)))
-    _require_rank(rank, size)
+    launch = launcher.stated(rank, size)
     store.set_timeout(timeout)
     _stores[url, rank, size] = store
-    launch = launcher.stated(rank, size)
     launcher.make_room(launch)
     return launch, store
 
