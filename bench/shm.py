@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backend shm against MPICH, Open MPI, gloo and memcpy: 4 B to 16 MiB, blocking and asynchronous, on one host.
+"""The backend shm against MPICH, Open MPI, gloo, DeepSpeed and copies: 4 B to 16 MiB, blocking and asynchronous.
 
-All candidates of a job take turns. Open MPI needs its own launcher, so it has a job of its own, in which it takes turns
-with shm. Writes docs/results/shm.md and shm.json, and docs/images/shm.png.
+All candidates of a job take turns, on one host. Open MPI needs its own launcher, so it has a job of its own, in which
+it takes turns with shm. DeepSpeed's all_reduce takes part where DeepSpeed is installed: run this with
+.venv-integrations/bin/python. Writes docs/results/shm.md and shm.json, and docs/images/shm.png.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Callable
 from datetime import date
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +26,12 @@ import torch
 
 import script
 import shm_rank
-from markdown_text import size_text, table
+from markdown_text import paragraph, size_text, table
 
 OPENMPI = script.ROOT / "build" / "openmpi"
-NO_OPENMPI = "-"
+MISSING = "-"
+LEAST_COPIES = 1 << 16  # below, most of the time of copies is Python's
+EXTENSIONS = script.ROOT / "build" / "deepspeed"
 Points = dict[tuple[str, int], dict[str, list[float]]]
 
 
@@ -62,55 +66,77 @@ def _ratio(
     return min(middle(times[name]) for name in names) / middle(times[mine])
 
 
-def _row(nbytes: int, times: dict[str, list[float]], other: dict[str, list[float]] | None) -> list[str]:
-    least = {name: min(values) for name, values in times.items()}
-    mpich = [name for name in times if name.startswith("mpi")]
-    others = [*mpich, "gloo"]
-    cells = [
-        size_text(nbytes) if nbytes else "none",
-        *(f"{least[name]:,.2f}" for name in ("shm", shm_rank.SHARED, shm_rank.ASYNC)),
-        f"{min(least[name] for name in mpich):,.2f}",
-        NO_OPENMPI if other is None else f"{min(other['mpi']):,.2f}",
-        *(f"{least[name]:,.2f}" for name in ("gloo", shm_rank.MEMCPY)),
-        f"{_ratio(times, others, min):.2f}",
-        f"{_ratio(times, others, statistics.median):.2f}",
-        f"{_ratio(times, others, min, shm_rank.SHARED):.2f}",
+def _time_cells(times: dict[str, list[float]], other: dict[str, list[float]] | None) -> list[str]:
+    least = {name: f"{min(values):,.2f}" for name, values in times.items()}
+    mpich = min(min(values) for name, values in times.items() if name.startswith("mpi"))
+    columns = [least.get(name, MISSING) for name in ("shm", shm_rank.SHARED, shm_rank.ASYNC)]
+    columns += [f"{mpich:,.2f}", MISSING if other is None else f"{min(other['mpi']):,.2f}"]
+    return columns + [
+        least.get(name, MISSING) for name in ("gloo", shm_rank.DEEPSPEED, shm_rank.MEMCPY, shm_rank.COPIES)
     ]
+
+
+def _ratio_cells(nbytes: int, times: dict[str, list[float]], other: dict[str, list[float]] | None) -> list[str]:
+    others = [name for name in times if name.startswith("mpi") or name == "gloo"]
+    cells = [f"{_ratio(times, others, middle):.2f}" for middle in (min, statistics.median)]
+    cells.append(f"{_ratio(times, others, min, shm_rank.SHARED):.2f}")
     for middle in (min, statistics.median):
-        cells.append(NO_OPENMPI if other is None else f"{_ratio(other, ['mpi'], middle):.2f}")
-    return [*cells, f"{least[shm_rank.ASYNC] / least['shm']:.2f}"]
+        cells.append(MISSING if other is None else f"{_ratio(other, ['mpi'], middle):.2f}")
+    cells.append(f"{_ratio(times, [shm_rank.DEEPSPEED], min):.2f}" if shm_rank.DEEPSPEED in times else MISSING)
+    cells.append(f"{min(times[shm_rank.ASYNC]) / min(times['shm']):.2f}")
+    for mine in ("shm", shm_rank.SHARED):
+        known = nbytes >= LEAST_COPIES and shm_rank.COPIES in times
+        cells.append(f"{1 / _ratio(times, [shm_rank.COPIES], min, mine):.2f}" if known else MISSING)
+    return cells
+
+
+def _tables(points: Points, others: Points, operation: str) -> list[str]:
+    """The times of an operation, and their ratios."""
+    header = ["size", "shm", "shared", "async + wait", "mpich", "open mpi", "gloo", "deepspeed", "memcpy", "copies"]
+    ratios = ["size", "mpich, gloo / shm", "medians", "mpich, gloo / shared", "open mpi / shm", "medians"]
+    ratios += ["deepspeed / shm", "async / blocking", "shm / copies", "shared / copies"]
+    found = {size: (times, others.get((op, size))) for (op, size), times in points.items() if op == operation}
+    names = {size: size_text(size) if size else "none" for size in found}
+    first = [[names[size], *_time_cells(times, other)] for size, (times, other) in found.items()]
+    second = [[names[size], *_ratio_cells(size, times, other)] for size, (times, other) in found.items()]
+    return [*table(header, first), *table(ratios, second)]
 
 
 def markdown(found: dict[str, Any]) -> str:
     """The report."""
     ranks = " ".join(str(job["mpich"]["ranks"]) for job in found["jobs"])
+    deepspeed = found["deepspeed"]
     lines = [
         "# shm against MPI and gloo",
         "",
-        f"`python bench/shm.py --ranks {ranks}` on {date.today()}: {platform.machine()}, {os.cpu_count()} cores, load "
-        f"{found['load']:.1f} before the run; torch {torch.__version__}.",
-        "",
-        "float32, through Python, all candidates of a job in turns. Times in µs, minima over rounds; sizes are those",
-        "of one rank's tensor; `memcpy` is torch's `target.copy_(source)`, most of whose time is Python and torch for",
-        "small sizes. `mpich` is the best of MPICH's variants. The ratios divide the time of the fastest other",
-        "library by shm's (above 1: shm is faster): of MPICH and gloo, and of Open MPI in its own job against shm",
-        "there. `shared` is shm with inputs from `empty_shared()`. Columns with `medians` use medians instead of",
-        "minima. `async / blocking` divides shm's asynchronous call with wait by its blocking call.",
-        "",
+        *paragraph(
+            f"`python bench/shm.py --ranks {ranks}` on {date.today()}: {platform.machine()}, {os.cpu_count()} cores, "
+            f"load {found['load']:.1f} before the run; torch {torch.__version__}"
+            f"{'' if deepspeed is None else f', DeepSpeed {deepspeed}'}."
+        ),
+        *paragraph(
+            f"float32, through Python, all candidates of a job in turns, after {shm_rank.WARM_UP} calls of each. The "
+            "first table of an operation has times in µs, minima over rounds; sizes are those of one rank's tensor. "
+            "`shared` is shm with inputs from `empty_shared()`, `mpich` the best of MPICH's variants, `deepspeed` "
+            "DeepSpeed's all_reduce in shared memory, whose ranks wait without giving up their core, `memcpy` torch's "
+            "`target.copy_(source)`, most of whose time is Python and torch for small sizes. `copies` are the copies "
+            "between the ranks' memories that no algorithm of the operation avoids, by `copy_`, on all ranks at once; "
+            "for all_reduce without the additions."
+        ),
+        *paragraph(
+            "The second table divides the time of the fastest other library by shm's (above 1: shm is faster): of "
+            "MPICH and gloo, of Open MPI in its own job against shm there, and of DeepSpeed. Columns called `medians` "
+            "use medians instead of minima. `async / blocking` divides shm's asynchronous call with wait by its "
+            "blocking call, `shm / copies` shm's time by that of the copies."
+        ),
         "![shm against the others](../images/shm.png)",
         "",
     ]
-    header = ["size", "shm", "shared", "async + wait", "mpich", "open mpi", "gloo", "memcpy"]
-    header += ["mpich, gloo / shm", "mpich, gloo / shm, medians", "mpich, gloo / shared"]
-    header += ["open mpi / shm", "open mpi / shm, medians", "async / blocking"]
     for job in found["jobs"]:
         points = _points(job["mpich"])
         others = _points(job["openmpi"]) if job["openmpi"] is not None else {}
         for operation in dict.fromkeys(operation for operation, _ in points):
-            rows = [
-                _row(size, times, others.get((op, size))) for (op, size), times in points.items() if op == operation
-            ]
-            lines += [f"## {operation}, {job['mpich']['ranks']} ranks", "", *table(header, rows)]
+            lines += [f"## {operation}, {job['mpich']['ranks']} ranks", "", *_tables(points, others, operation)]
     return "\n".join(lines)
 
 
@@ -150,6 +176,13 @@ def _job(given: Namespace, ranks: int) -> dict[str, Any]:
     return {"mpich": mpich, "openmpi": _openmpi_samples(*arguments, ranks=ranks)}
 
 
+def _deepspeed_version() -> str | None:
+    try:
+        return version("deepspeed")
+    except PackageNotFoundError:
+        return None
+
+
 def main() -> None:
     """Measure and report."""
     parser = script.parser(__doc__, reports=True)
@@ -158,7 +191,8 @@ def main() -> None:
     parser.set_defaults(operations=list(shm_rank.OPERATIONS), sizes=list(shm_rank.SIZES))
     given = script.parse(parser, budget=0.002, operations=["all_reduce", "barrier"], sizes=[4, 1 << 16])
     load = os.getloadavg()[0]
-    found = {"load": load, "jobs": [_job(given, ranks) for ranks in given.ranks]}
+    os.environ.update({"DS_ACCELERATOR": "cpu", "TORCH_EXTENSIONS_DIR": str(EXTENSIONS)})
+    found = {"load": load, "deepspeed": _deepspeed_version(), "jobs": [_job(given, ranks) for ranks in given.ranks]}
     script.publish(given, "shm", found, markdown(found), draw)
 
 
