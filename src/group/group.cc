@@ -73,7 +73,7 @@ void Group::adopt(Registry::Entry& backend, std::unique_ptr<Communicator> commun
 
 void Group::add(Registry::Entry& backend, const std::shared_ptr<Communicator>& communicator,
                 const StripedCommunicator* cut) {
-  if (communicator->streams() == DeviceType::CUDA) backend.progress.set_patient();
+  backend.progress.set_patience(communicator->patience());
   // Where the library keeps no launch order, the shared streams do, also within a graph.
   if (communicator->streams() && communicator->keeps_launch_order())
     communicator->set_first_stream(backend.streams.reserve(communicator->lanes()));

@@ -103,6 +103,9 @@ class Communicator {
   /// Whether calls on several communicators start on the device in the order in which the host issued them. If not, the
   /// core enforces it.
   virtual bool keeps_launch_order() const { return true; }
+  /// How many times longer than usual the naps of the library's progress thread are: more where polls gain little, or
+  /// take a core from a rank.
+  virtual int patience() const { return streams() == DeviceType::CUDA ? 20 : 1; }
   /// Whether the library accepts this input inside this output, or the reverse, at these addresses. May differ between
   /// ranks: it only decides about a local copy.
   virtual bool takes_in_place(const Call& call) const {
@@ -182,7 +185,7 @@ class Backend {
   virtual void shutdown() {}
 };
 
-inline constexpr int kPluginVersion = 15;
+inline constexpr int kPluginVersion = 16;
 
 /// The type of the symbol `mcr_dl_plugin` in a backend's module.
 struct Plugin {

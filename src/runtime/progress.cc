@@ -40,15 +40,20 @@ constexpr std::chrono::milliseconds kSlice{100};
 
 constexpr unsigned long kTimerSlackNanoseconds = 1000;
 
-// The thread keeps napping this many times after the last operation, because waking it from sleep costs as much as a
-// small message.
-constexpr int kIdleNaps = 50;
+// The thread keeps napping this many times after the last operation: waking it from sleep costs its caller as much as a
+// small message, and a nap costs the core, which may compute, nearly as much.
+constexpr int kIdleNaps = 4;
 
 thread_local bool moved = false;  // data has moved in this thread since the last sweep began
 
 }  // namespace
 
 void poll_again_soon() noexcept { moved = true; }
+
+void Progress::set_patience(int factor) noexcept {
+  auto before = patience_.load(std::memory_order_relaxed);
+  while (before < factor && !patience_.compare_exchange_weak(before, factor, std::memory_order_relaxed)) continue;
+}
 
 void Progress::stop() {
   std::jthread thread;
@@ -151,12 +156,14 @@ void Progress::run(const std::stop_token& stop) {
     moved = false;
     const bool some = sweep();
     nap = nap_after(some, nap);
+    bool none = false;
     {
       std::unique_lock lock(mutex_);
+      none = works_.empty();
       if (wake_.wait_for(lock, stop, nap, [this] { return woken_; })) nap = kFirstShortNap;
       woken_ = false;
     }
-    idle = some || moved ? 0 : idle + 1;
+    idle = none ? idle + 1 : 0;
     if (idle < kIdleNaps) continue;
     if (!sleep_while_idle(stop)) return;
     idle = 0;
@@ -167,7 +174,7 @@ void Progress::run(const std::stop_token& stop) {
 microseconds Progress::nap_after(bool ended, microseconds before) const {
   const int patience = patience_.load(std::memory_order_relaxed);
   if (waiting_.load(std::memory_order_relaxed) > 0) return kLongestNap * patience;
-  if (moved) return kFirstShortNap;  // the other ranks need as long to take it and go on
+  if (moved) return kFirstShortNap * patience;  // the other ranks need as long to take it and go on
   if (frequent_.load(std::memory_order_relaxed) > 0) {
     return (ended ? kFirstShortNap : std::min(before * 2, kLongestShortNap)) * patience;
   }

@@ -40,8 +40,8 @@ class Progress {
   void poll_often() noexcept { frequent_.fetch_add(1, std::memory_order_relaxed); }
   void poll_seldom() noexcept { frequent_.fetch_sub(1, std::memory_order_relaxed); }
 
-  /// For Works that the device signals: polling often gains nothing here and costs driver calls.
-  void set_patient() noexcept { patience_.store(20, std::memory_order_relaxed); }
+  /// Makes naps so many times longer than usual; the largest number so far counts.
+  void set_patience(int factor) noexcept;
 
   /// At most `most` of the watched Works that are wanted (null: of all), oldest first. `wanted` must not call this
   /// object.

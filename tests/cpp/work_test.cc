@@ -258,7 +258,7 @@ TEST(draining_can_be_interrupted) {
 
 TEST(a_work_is_forgotten_at_either_end) {
   Progress progress;
-  progress.set_patient();
+  progress.set_patience(20);
   std::atomic<bool> open = false;
   std::vector<std::shared_ptr<Work>> works;
   for (int i = 0; i < 4; ++i) progress.watch(works.emplace_back(work_of(std::make_unique<Gate>(open))));
@@ -277,7 +277,7 @@ TEST(a_work_is_forgotten_at_either_end) {
 
 TEST(older_works_do_not_hide_those_that_are_wanted) {
   Progress progress;
-  progress.set_patient();
+  progress.set_patience(20);
   std::atomic<bool> open = false;
   std::vector<std::shared_ptr<Work>> works;
   for (int i = 0; i < 9; ++i) progress.watch(works.emplace_back(work_of(std::make_unique<Gate>(open))));

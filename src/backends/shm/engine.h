@@ -53,6 +53,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool takes_in_place(const Call& call) const;
   /// Whether the call needs few copies, and no thread moves the data of other calls. It may change at any time.
   bool brief(const Call& call) const;
+  /// Whether there are more ranks than cores.
+  bool shares_cores() const { return waiting_.shares_cores(); }
   /// Makes progress without waiting.
   void progress();
   /// Throws Error if incomplete operations can no longer complete.

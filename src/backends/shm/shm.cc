@@ -26,6 +26,8 @@ class ShmCommunicator final : public OpMethods<ShmCommunicator> {
   bool takes_in_place(const Call& call) const override { return supports(call) && engine_->takes_in_place(call); }
   bool brief(const Call& call) const override { return !call.vectored && engine_->brief(call); }
   void abort() noexcept override { engine_->abort(); }
+  // On shared cores, each nap of a progress thread ends with the start of a thread that takes the core of a rank.
+  int patience() const override { return engine_->shares_cores() ? 4 : 1; }
 
   void broadcast(const Call& call, Lane& lane) { engine_->collective(call, lane); }
   void all_reduce(const Call& call, Lane& lane) { engine_->collective(call, lane); }

@@ -41,8 +41,9 @@ Waiting::Waiting(Segment& segment, int rank, int cores, bool remote_fences)
       rank_(rank),
       size_(segment.layout().ranks()),
       remote_fences_(remote_fences),
-      polls_(cores >= size_ ? kPolls : kPollsOnSharedCores),
-      patience_(cores >= size_ ? kPatience : nanoseconds(0)) {}
+      shares_cores_(cores < size_),
+      polls_(shares_cores_ ? kPollsOnSharedCores : kPolls),
+      patience_(shares_cores_ ? nanoseconds(0) : kPatience) {}
 
 bool Waiting::register_for_fences() {
   return syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0;

@@ -30,6 +30,8 @@ class Waiting {
 
   /// The number of polls before a call is left to the thread that waits for it.
   int polls() const { return polls_; }
+  /// Whether there are more ranks than cores.
+  bool shares_cores() const { return shares_cores_; }
   /// How long a waiting thread polls before it sleeps.
   std::chrono::nanoseconds patience() const { return patience_; }
 
@@ -59,7 +61,7 @@ class Waiting {
 
   Segment& segment_;
   const int rank_, size_;
-  const bool remote_fences_;
+  const bool remote_fences_, shares_cores_;
   int polls_;
   std::chrono::nanoseconds patience_;
 };
