@@ -96,11 +96,17 @@ def test_groups_after_an_error(pools: Pools) -> None:
     pools.get("processes", 2).run(lifecycle.groups_after_an_error, limit=60.0)
 
 
-@pytest.mark.parametrize(("backend", "step"), [("mpi", "start"), ("gloo", "started")])
+@pytest.mark.parametrize(("backend", "step"), [("mpi", "start"), ("gloo", "argument"), ("gloo", "started")])
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_group_that_fails_on_one_rank(pools: Pools, size: int, backend: str, step: str) -> None:
     """Before the members connect, and after; the others would wait for that rank until the group's timeout."""
     pools.get("processes", size).run(lifecycle.group_that_fails_on_one_rank, backend, step, limit=60.0)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_group_after_an_interrupt(pools: Pools, size: int) -> None:
+    """On one rank, while the members meet to make a group of this name."""
+    pools.get("processes", size).run(lifecycle.group_after_an_interrupt, limit=60.0)
 
 
 @pytest.mark.parametrize("size", [2, 3])

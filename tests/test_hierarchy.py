@@ -164,6 +164,14 @@ def test_a_rank_ends_while_parts_are_connected(nursery: Nursery, at: str) -> Non
     jobs.expect(ranks[:3], 0, "RAISED PeerLostError", "lost rank 3")
 
 
+@pytest.mark.parametrize("backend", ["gloo", "shm"])
+def test_a_rank_ends_while_a_group_is_connected(nursery: Nursery, backend: str) -> None:
+    """The first one that is lost: the others notice it, and wait neither for its address nor for its memory."""
+    ranks = jobs.start(nursery, "starts", ["ends_before", "1", backend], 3)
+    jobs.end(nursery, ranks)
+    jobs.expect([ranks[0], ranks[2]], 0, "RAISED PeerLostError", "lost rank 1")
+
+
 @pytest.mark.parametrize("world", [2, 4])
 def test_without_lines(pools: Pools, world: int) -> None:
     """A topology of one dimension is an error."""

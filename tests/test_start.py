@@ -25,8 +25,7 @@ from mcr_dl import InvalidArgumentError, InvalidTypeError, _pages
 from mcr_dl.base import errors, launcher, variables
 from mcr_dl.bench.ranks import environments
 from mcr_dl.libraries.registry import parse_backends
-from mcr_dl.runtime import communicators, startup
-from mcr_dl.runtime.rounds import Round
+from mcr_dl.runtime import attempts, startup, state
 from mcr_dl.testing.nursery import Child, Nursery
 from mcr_dl.watch._watch import Watch
 
@@ -51,10 +50,11 @@ def test_some_ranks_alone_do_not_connect() -> None:
             rank=lambda: rank, size=lambda: 3, ranks=[4, 5, 6], timeout=limit, name=lambda: "a", _label="a"
         )
         with pytest.raises(mcr_dl.CollectiveTimeoutError) as caught:
-            communicators._meet(group, Round(store, "0", rank, 3))
+            attempts.Attempt(group).meet("make")
         return str(caught.value)
 
-    with ThreadPoolExecutor(2) as pool:
+    current: Any = SimpleNamespace(store=store, count=lambda _: 0)
+    with mock.patch.object(state, "current", return_value=current), ThreadPoolExecutor(2) as pool:
         found = [*pool.map(meet, (0, 1)), meet(2)]
     assert set(found) == {"group 'a': connecting timed out: rank 6 did not come within 1 s"}
 

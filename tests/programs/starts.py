@@ -18,7 +18,7 @@ import torch.distributed as torch_dist
 import mcr_dl as dist
 from mcr_dl.base import launcher
 from mcr_dl.groups import report
-from mcr_dl.libraries import pmix, shm
+from mcr_dl.libraries import pmix, registry, shm
 from mcr_dl.runtime import communicators
 
 RANK = int(os.environ["RANK"])
@@ -130,6 +130,18 @@ def ends_between(rank: str, at: str) -> None:
             dist.new_group(backend=names)
         else:
             dist.init_process_group(names, timeout=60)
+    except dist.McrError as error:
+        print(f"RAISED {type(error).__name__}: {error}", flush=True)
+    os._exit(0)
+
+
+def ends_before(rank: str, name: str) -> None:
+    """A rank ends before the others can connect to it in a new group."""
+    dist.init_process_group("gloo", timeout=60)
+    if int(rank) == RANK:
+        registry.describe(name).argument = lambda *_: os._exit(1)  # type: ignore[method-assign]
+    try:
+        dist.new_group(backend=name)
     except dist.McrError as error:
         print(f"RAISED {type(error).__name__}: {error}", flush=True)
     os._exit(0)

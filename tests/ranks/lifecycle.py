@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from mcr_dl import _C, BackendUnavailableError, InvalidArgumentError, McrError, 
 from mcr_dl.base import launcher
 from mcr_dl.libraries import registry
 from mcr_dl.measure.start import own_core
+from mcr_dl.runtime import attempts, core_groups
 from mcr_dl.testing.expect import expect
 from ranks import errors, session
 
@@ -178,7 +180,8 @@ def group_that_fails_on_one_rank(backend: str, step: str) -> None:
     session.start()
     last = mcr_dl.get_world_size() - 1
     text = "OSError: [Errno 24] no more of them"
-    for names in ([backend], ["null", backend], [backend, "null"]):
+    after = ["mpi"] if backend == "gloo" else ["null"]  # where the others would wait for that rank
+    for names in ([backend], ["null", backend], [backend, *after]):
         if mcr_dl.get_rank() == last:
             library = registry.describe(backend)
             with mock.patch.object(library, step, side_effect=OSError(24, "no more of them")):
@@ -191,6 +194,23 @@ def group_that_fails_on_one_rank(backend: str, step: str) -> None:
         mcr_dl.all_reduce(tensor, group=group, backend=backend)
         assert tensor.tolist() == [last + 1.0] * 3
         mcr_dl.destroy_process_group(group)
+
+
+def group_after_an_interrupt() -> None:
+    """The other ranks raise, and a group of that name can be made afterwards."""
+    session.start()
+    world = _C.world()
+    assert world is not None
+    last = world.size() - 1
+    make = functools.partial(core_groups.make, "again", list(world.ranks), ["gloo"], world.timeout)
+    if world.rank() == last:
+        with mock.patch.object(attempts, "poll", side_effect=KeyboardInterrupt), contextlib.suppress(KeyboardInterrupt):
+            raise AssertionError(f"made {make()}")
+    else:
+        expect(BackendUnavailableError, make, f"cannot be made: rank {last}: KeyboardInterrupt")
+    group = make()
+    _C.barrier(group=group, backend="gloo")
+    core_groups.forget_group(group)
 
 
 def groups_with_other_backends() -> None:

@@ -31,10 +31,13 @@ class NotInitializedError(McrError, ValueError):
 class BackendUnavailableError(McrError):
     """A backend cannot be used here; the text says why."""
 
-    def __init__(self, text: str = "", *, absent: bool = False) -> None:
-        """``absent``: the machine has no such library or device; otherwise it has one that cannot be used."""
+    def __init__(self, text: str = "", *, absent: bool = False, elsewhere: bool = False) -> None:
+        """``absent``: the machine has no such library or device; otherwise it has one that cannot be used.
+
+        ``elsewhere``: it cannot be used on another rank, which tells the others.
+        """
         super().__init__(text)
-        self.absent = absent
+        self.absent, self.elsewhere = absent, elsewhere
 
 
 class BackendError(McrError):
@@ -53,7 +56,7 @@ class DesyncError(McrError):
     """Ranks made different calls, or calls in different orders (``MCR_DL_DEBUG=detail``). All ranks raise it."""
 
 
-def text_of(error: Exception) -> str:
+def text_of(error: BaseException) -> str:
     """The text of an error for the other ranks; other errors than those above need the name of their class."""
     return str(error) if isinstance(error, McrError) else f"{type(error).__name__}: {error}"
 

@@ -27,7 +27,6 @@ from mcr_dl.base.errors import (
     InvalidArgumentError,
     McrError,
     PeerLostError,
-    text_of,
 )
 from mcr_dl.base.warning import warn
 from mcr_dl.groups import factory, first_start, report, tried
@@ -46,6 +45,7 @@ from mcr_dl.runtime import (
     state,
     trials,
 )
+from mcr_dl.runtime.attempts import own_text
 from mcr_dl.runtime.watched_store import WatchedStore
 from mcr_dl.tables import choice
 
@@ -288,7 +288,7 @@ def _connect_one(world: _C.Group, store: WatchedStore, name: str) -> str:
         # Wrong arguments, on all ranks. A backend that the program did not ask for is left out for them, too.
         if name in state.current().asked and isinstance(error, McrError) and not isinstance(error, _FAILURES):
             raise
-        problem = text_of(error)
+        problem = own_text(error)
     # The others may wait for the whole timeout in the library, for a rank that has failed at once.
     waited = min(timedelta(seconds=time.monotonic() - begin), world.timeout)
     store.set_timeout(world.timeout + world.timeout - waited)

@@ -110,6 +110,7 @@ class Nccl(Library):
     """NCCL. It works on device memory alone."""
 
     automatic = True
+    meets = True
     variable = _VARIABLE
     devices = ("cuda",)
     recorder = "nccl"

@@ -7,7 +7,7 @@ import contextlib
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any
@@ -22,16 +22,13 @@ from mcr_dl.base.errors import (
     InvalidArgumentError,
     NotInitializedError,
     PeerLostError,
-    text_of,
 )
 from mcr_dl.libraries import registry
 from mcr_dl.runtime import lines, rates, startup, state
-from mcr_dl.runtime.rounds import Round, poll
-from mcr_dl.runtime.watched_store import WatchedStore, require_all_ranks
-from mcr_dl.watch import ranks_text
+from mcr_dl.runtime.attempts import Attempt, own_text
+from mcr_dl.runtime.watched_store import require_all_ranks
 
 _NOTICE = 0.1  # seconds between two looks at the group, and for an action to end by itself after a loss
-_LONGEST = 0.01  # seconds between two looks at the store
 PATIENCE = 5.0  # seconds for a library that may wait for a rank that was lost before
 # By library: the last action that was left while it ran. Until it ends, the library may be locked.
 _left: dict[str, Future[object]] = {}
@@ -72,6 +69,8 @@ def end(group: _C.Group) -> None:
         _C.keep_forever(group)  # closing may wait for the lost rank, or for a thread that does
     else:
         group._close()
+        if state.is_initialized():
+            state.current().stores.pop(group.name(), None)
 
 
 @contextlib.contextmanager
@@ -92,60 +91,58 @@ def connect(
     group: _C.Group,
     names: Iterable[str],
     *,
+    attempt: Attempt | None = None,
     mpi_comm: int | None = None,
     patience: float | None = None,
     level: int = 0,
 ) -> None:
     """Make the group's communicators. Collective over its members.
 
+    ``attempt``: the one that this is a part of; by default, this is one by itself. If a member fails alone, those that
+    would wait for it raise BackendUnavailableError with its text; others need not notice.
     ``level``: of the lines that a hierarchy of the group begins with (``lines.of``).
     ``patience``: seconds for a library that starts on all ranks of a job together, as some ranks of the job are lost.
     All members give the same value and have just met. Raises CollectiveTimeoutError if they do not suffice.
     """
     watch.refuse_fork()
-    turn = state.current().count(f"connect {group.name()}")  # all members call this equally often
-    with undone(group.name()):
+    attempt = attempt or Attempt(group)
+    with undone(group.name()), attempt.told():
         for name in names:
             if not registry.is_hierarchical(name):
-                _connect_library(group, name, turn, mpi_comm, patience)
+                _connect_library(attempt, name, mpi_comm, patience)
             elif _C.Candidate(name).algorithm == "themis":
-                _connect_themis(group, name, patience)
+                _connect_themis(attempt, name, patience)
             else:
-                _connect_hierarchy(group, name, patience, level)
+                _connect_hierarchy(attempt, name, patience, level)
 
 
-def _connect_library(group: _C.Group, name: str, turn: int, mpi_comm: int | None, patience: float | None) -> None:
-    """Make the communicator of one library, or of two that are striped.
-
-    ``turn``: the number of the attempt to connect the group, which must not read the keys of an earlier one.
-    """
-    current = state.current()
+def _connect_library(attempt: Attempt, name: str, mpi_comm: int | None, patience: float | None) -> None:
+    """Make the communicator of one library, or of two that are striped."""
+    current, group = state.current(), attempt.group
     library = registry.describe(name)
     adopted = mpi_comm if library.communicators else None
     if library.together and adopted is None and name not in current.backends:
         message = f"backend: {name!r} starts on all ranks together, so it must be named at init_process_group()"
         raise NotInitializedError(message)
     later = library.reads_later(group.size())
-    meeting = _meeting(group, f"meet/{group.name()}/{name}/{turn}")
     # A library that admits one thread at a time would keep other calls out while it waits for a member, and one that
     # reads the store later, from any thread, is to find all there.
-    meets = (library.together or later) and group.size() > 1 and not (library.together and patience is not None)
-    try:
-        path = registry.load(name)
-        library.start(current.store, current.launch.rank, current.launch.size)
-        store = _store(group, f"{group.name()}/{name}/{turn}", apart=later)
-        argument = _unless_lost(group, partial(library.argument, store, group)) if adopted is None else adopted
-    except Exception as error:
-        if meets:
-            _meet(group, meeting, text_of(error))
-        raise
-    connecting = partial(group._connect, name, path, argument, _store(group, f"connect/{group.name()}/{name}/{turn}"))
+    meets = library.together or library.meets or later
+    path = registry.load(name)
+    library.start(current.store, current.launch.rank, current.launch.size)
+    argument: object = adopted
+    if adopted is None:
+        store = _store(attempt, f"library/{name}", apart=later)
+        argument = _unless_lost(group, partial(library.argument, store, group))
+        if argument is not None:
+            current.stores.setdefault(group.name(), []).append(store)
+    connecting = partial(group._connect, name, path, argument, attempt.store(f"connect/{name}"))
     if library.together and patience is not None:
         _connect_patiently(group, name, connecting, patience)
     else:
         with _kept(argument):
             if meets:
-                _meet(group, meeting)
+                attempt.meet(f"meet/{name}")
             connecting()
     library.started()
 
@@ -158,78 +155,6 @@ def _kept(argument: object) -> Iterator[None]:
     except BaseException:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(argument))
         raise
-
-
-def _meeting(group: _C.Group, name: str) -> Round:
-    store = torch_dist.PrefixStore(f"{name}/{group.ranks[0]}", state.current().store)  # parts of a group share names
-    return Round(store, "0", group.rank(), group.size())
-
-
-@contextlib.contextmanager
-def all_or_none(group: _C.Group, backends: Sequence[str]) -> Iterator[None]:
-    """Make the block, which connects these backends, succeed on all members or on none; they run it equally often.
-
-    If one of them raises in it, the others raise BackendUnavailableError with its text. Raises InvalidArgumentError, on
-    all members, if their backends differ, PeerLostError if the group loses a rank, and CollectiveTimeoutError if one
-    does not come within the group's timeout.
-    """
-    if group.size() == 1:
-        yield
-        return
-    turn = state.current().count(f"made {group.name()}")
-    _meet(group, _meeting(group, f"make/{group.name()}/{turn}"), backends=backends)
-    meeting = _meeting(group, f"made/{group.name()}/{turn}")
-    try:
-        yield
-    except PeerLostError:  # which every member finds by itself
-        raise
-    except Exception as error:
-        with contextlib.suppress(*agreement.STORE_ERRORS):
-            _meet(group, meeting, text_of(error))
-        raise
-    _meet(group, meeting)
-
-
-def _meet(group: _C.Group, meeting: Round, problem: str = "", backends: Sequence[str] = ()) -> None:
-    """Return when all members are here with the same backends and no problem; a member that has one does not wait.
-
-    A member may still wait for an earlier call before it comes. Raises BackendUnavailableError on the other members if
-    one has a problem, and on all members InvalidArgumentError if their backends differ, and CollectiveTimeoutError if
-    one does not come within the group's timeout.
-    """
-    if meeting.arrive(agreement.encode([problem, ", ".join(backends)])):
-        meeting.answer(agreement.encode(_answer(group, meeting)))
-    if problem:
-        return
-    limit = group.timeout.total_seconds()
-    check = partial(require_all_ranks, group._label)
-    there = poll(meeting.answered, limit, _LONGEST, check, size=group.size())
-    if not there and meeting.close():
-        absent = [rank for rank, value in zip(group.ranks, meeting.values(), strict=True) if value is None]
-        meeting.answer(agreement.encode({"late": f"{ranks_text(absent)} did not come within {limit:g} s"}))
-    elif not there and not poll(meeting.answered, PATIENCE, _LONGEST, check, size=group.size()):
-        raise CollectiveTimeoutError(
-            f"group {group.name()!r}: connecting timed out: no answer of the last rank to come"
-        )
-    answer = agreement.decode(meeting.result(), f"the answer for group {group.name()!r}")
-    meeting.leave()
-    if "late" in answer:
-        raise CollectiveTimeoutError(f"group {group.name()!r}: connecting timed out: {answer['late']}")
-    if "differ" in answer:
-        raise InvalidArgumentError(f"group {group.name()!r}: {answer['differ']}")
-    if answer["problem"]:
-        raise BackendUnavailableError(f"group {group.name()!r} cannot be made: {answer['problem']}")
-
-
-def _answer(group: _C.Group, meeting: Round) -> dict[str, str]:
-    """The answer of the last member to come: equal on all, as one gives it."""
-    values = [agreement.decode(value or b"", "a member's part in the meeting") for value in meeting.values()]
-    problem = startup.problem_of([each for each, _ in values], group.ranks)
-    for rank, (_, names) in zip(group.ranks, values, strict=True):
-        if not problem and names != values[0][1]:
-            first = f"{values[0][1]} on rank {group.ranks[0]}"
-            return {"differ": f"backend: expected the same on all ranks, got {first} and {names} on rank {rank}"}
-    return {"problem": problem}
 
 
 def _connect_patiently(group: _C.Group, name: str, connecting: Callable[[], None], patience: float) -> None:
@@ -279,29 +204,27 @@ def _unless_lost(
             raise CollectiveTimeoutError(message)
 
 
-def _store(group: _C.Group, name: str, *, apart: bool = False) -> torch_dist.Store:
-    """A part of the job's store. Once ranks have been lost, more may be: waits for them then end at once.
+def _store(attempt: Attempt, what: str, *, apart: bool) -> torch_dist.Store:
+    """A part of the job's store for a library. Waits at it end if the group loses a rank or another member fails.
 
-    ``apart``: for use while a thread waits at the store.
+    ``apart``: for use at any time, while a thread waits at the store, and without Python's lock until a rank is lost.
     """
-    current = state.current()
-    if not watch.has_lost():
-        return torch_dist.PrefixStore(name, current.apart() if apart else current.store)
-    made = WatchedStore(name, current.store, group)
-    current.stores.append(made)
-    return made
+    if apart and not watch.has_lost():
+        return torch_dist.PrefixStore(attempt.name(what), state.current().apart())
+    return attempt.store(what)
 
 
-def _connect_hierarchy(group: _C.Group, name: str, patience: float | None, level: int) -> None:
+def _connect_hierarchy(attempt: Attempt, name: str, patience: float | None, level: int) -> None:
     """Make the communicators of the group's lines, in one order on all ranks, and the candidate that uses them.
 
     Raises InvalidArgumentError, on all ranks, if the group's topology has too few dimensions.
     """
     registry.load(name)
+    group = attempt.group
     inner, *outer = _C.Candidate(name).parts
     rows = lines.require(group.ranks, 1 + len(outer), f"backend: {name!r}", level)
     across = outer[0] if len(outer) == 1 else f"hier({','.join(outer)})"
-    together = _Together(group, name)
+    together = _Together(attempt, name)
     parts: list[tuple[_C.Group | None, str]] = []
     for index, members in enumerate(_C.members_of_lines(rows, group.rank())):
         candidate = across if index == 1 else inner
@@ -311,21 +234,21 @@ def _connect_hierarchy(group: _C.Group, name: str, patience: float | None, level
     group._connect_hierarchy(name, rows, parts)
 
 
-def _connect_themis(group: _C.Group, name: str, patience: float | None) -> None:
+def _connect_themis(attempt: Attempt, name: str, patience: float | None) -> None:
     """Make the communicator of the rank's line in each dimension, and the candidate that uses them.
 
     Raises, on all ranks, InvalidArgumentError if the group's topology has another number of dimensions, and
     BackendUnavailableError if a dimension is too slow for a plan.
     """
     registry.load(name)
-    current = state.current()
+    current, group = state.current(), attempt.group
     backends = _C.Candidate(name).parts
     grid, inner_first = lines.require_grid(group.ranks, len(backends), f"backend: {name!r}")
     assert current.knowledge is not None
     nodes = [current.knowledge.nodes[rank] for rank in group.ranks]
     parts, times = [], []
     barrier = partial(_C.barrier, group=group, backend=backends[-1])
-    together = _Together(group, name)
+    together = _Together(attempt, name)
     for backend, index in zip(backends, inner_first, strict=True):
         names = registry.with_parts([backend])
         made = together.part(f"{name}-{index}", grid.line(group.rank(), index), names, patience)
@@ -353,14 +276,12 @@ class _Together:
     A rank that fails would leave the others waiting for it in the next dimension.
     """
 
-    def __init__(self, group: _C.Group, name: str) -> None:
-        self._group, self._name = group, name
-        turn = state.current().count(f"dimensions {group.name()} {name}")
-        # Also if no rank has been lost yet: one may be, and the others would wait for it until the timeout.
-        self._store = WatchedStore(f"dimensions/{group.name()}/{name}/{turn}", state.current().store, group)
+    def __init__(self, attempt: Attempt, name: str) -> None:
+        self._attempt, self._group, self._name = attempt, attempt.group, name
+        self._store = attempt.store(f"dimensions/{name}")
 
     def agree(self, key: str, value: Any, decide: Callable[[list[Any]], Any]) -> Any:
-        """As ``agreement.agree``, over the group. Raises PeerLostError if the group loses a rank."""
+        """As ``agreement.agree``, over the group. Raises also as ``Attempt.check``."""
         function = "new_group" if _C.world() is not None else "init_process_group"
         group = self._group
         return agreement.agree(self._store, group.rank(), group.size(), key, value, decide, function=function)
@@ -377,11 +298,11 @@ class _Together:
         """
         made, problem = None, ""
         try:
-            made = _part(self._group, title, members, names, patience, level) if members else None
+            made = _part(self._attempt, title, members, names, patience, level) if members else None
         except PeerLostError:
             raise
         except Exception as error:
-            problem = text_of(error)
+            problem = own_text(error)
         told = self.agree(title, problem, partial(startup.problem_of, ranks=self._group.ranks))
         if told:
             raise BackendUnavailableError(f"group {self._group.name()!r}: backend {self._name!r}: {told}")
@@ -389,13 +310,17 @@ class _Together:
 
 
 def _part(
-    group: _C.Group, title: str, members: list[int], names: Iterable[str], patience: float | None, level: int
+    attempt: Attempt, title: str, members: list[int], names: Iterable[str], patience: float | None, level: int
 ) -> _C.Group:
     """A connected group of some ranks of a group, which ends with it. Collective over them."""
-    current = state.current()
+    current, group = state.current(), attempt.group
     ranks = [group.ranks[rank] for rank in members]
     name = f"{group.name()}/{title}-{ranks[0]}"
     made = _C.Group(name, ranks, ranks.index(current.launch.rank), group.timeout)
-    connect(made, dict.fromkeys(names), patience=patience, level=level)
+    try:
+        connect(made, dict.fromkeys(names), attempt=Attempt(made, attempt), patience=patience, level=level)
+    except BaseException:
+        end(made)
+        raise
     current.add_shadow(group.name(), made)
     return made

@@ -9,6 +9,7 @@ from datetime import timedelta
 from mcr_dl import _C, watch
 from mcr_dl.base.errors import BackendUnavailableError, CollectiveTimeoutError, InvalidArgumentError
 from mcr_dl.runtime import communicators, devices, state, trials
+from mcr_dl.runtime.attempts import Attempt
 
 # All ranks raise these together at a start, or have waited for each other in vain.
 _AGREED = (BackendUnavailableError, CollectiveTimeoutError, InvalidArgumentError)
@@ -30,9 +31,10 @@ def make(
     current = state.current()
     names = list(backends)
     group = _C.Group(name, ranks, ranks.index(current.launch.rank), timeout, max(current.device, 0))
+    attempt = Attempt(group)
     try:
-        with communicators.undone(name), communicators.all_or_none(group, names):
-            communicators.connect(group, names, mpi_comm=mpi_comm, patience=patience)
+        with communicators.undone(name), attempt.all_or_none(names):
+            communicators.connect(group, names, attempt=attempt, mpi_comm=mpi_comm, patience=patience)
             equip(group, names)
     except BaseException:
         communicators.end(group)

@@ -51,7 +51,7 @@ class State:
     topologies: dict[str, dimensions.Held] = field(default_factory=dict)  # by group
     networks: dict[tuple[str, str], list[rates.Row]] = field(default_factory=dict)  # by group and candidate
     own_store: torch_dist.Store | None = None  # ``own_part`` over a connection of its own
-    stores: list[torch_dist.Store] = field(default_factory=list)  # which backends use as long as they live
+    stores: dict[str, list[torch_dist.Store]] = field(default_factory=dict)  # by group: which its backends may use
     knowledge: choice.Knowledge | None = None
     candidates: list[str] | None = None  # those that all ranks have; None before the default group is made
     staging: int | None = None  # bytes of one piece of a staged tensor; None if no rank has a device

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A store whose waits end when the group that uses it loses a rank."""
+"""A store whose waits end when the group that uses it loses a rank, or for another reason."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any, cast
@@ -29,10 +30,18 @@ class WatchedStore(torch_dist.Store):
     torch's and the core's C++ code call it too. Keep it alive as long as what was made with it.
     """
 
-    def __init__(self, name: str, store: torch_dist.Store, group: _C.Group) -> None:
+    def __init__(
+        self,
+        name: str,
+        store: torch_dist.Store,
+        group: _C.Group,
+        check: Callable[[Callable[[], bool]], None] | None = None,
+    ) -> None:
+        """``check`` gets a wait's condition and may raise; by default, it raises PeerLostError."""
         super().__init__()
-        self._store, self._label = torch_dist.PrefixStore(name, store), group._label
-        self._size = group.size()
+        label, self._size = group._label, group.size()
+        self._store = torch_dist.PrefixStore(name, store)
+        self._check = check or (lambda _: require_all_ranks(label))
         self.set_timeout(group.timeout)
 
     def get(self, key: str) -> bytes:
@@ -51,8 +60,11 @@ class WatchedStore(torch_dist.Store):
         """Wait for the keys. Raises as ``get`` does."""
         usual: timedelta = cast(Any, self).timeout  # torch's types lack it
         limit = (timeout or usual).total_seconds()
-        check = partial(require_all_ranks, self._label)
-        if not poll(lambda: self._store.check(keys), limit, _LONGEST, check, size=self._size):
+
+        def there() -> bool:
+            return bool(self._store.check(keys))
+
+        if not poll(there, limit, _LONGEST, partial(self._check, there), size=self._size):
             raise torch_dist.DistStoreError(f"timed out after {limit:g} s for {', '.join(keys)}")
 
     def set(self, key: str, value: Any) -> None:

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attempts of a group's members to connect it, which succeed on all of them or on none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+
+import torch.distributed as torch_dist
+
+from mcr_dl import _C
+from mcr_dl.base import agreement
+from mcr_dl.base.errors import (
+    BackendUnavailableError,
+    CollectiveTimeoutError,
+    InvalidArgumentError,
+    PeerLostError,
+    text_of,
+)
+from mcr_dl.runtime import state
+from mcr_dl.runtime.rounds import Round, poll
+from mcr_dl.runtime.watched_store import WatchedStore, require_all_ranks
+from mcr_dl.watch import ranks_text
+
+_LONGEST = 0.01  # seconds between two looks at the store
+_ANSWER = 5.0  # seconds for the answer of the last member to come
+_FAILED = "failed"  # the key of a member's error
+
+
+class Attempt:
+    """One attempt of a group's members to connect it. It has the same number on all of them.
+
+    A member that fails alone leaves its error at the store, where the waits of the others look: they would wait for it
+    until the timeout, in a meeting or inside a library.
+    """
+
+    def __init__(self, group: _C.Group, outer: Attempt | None = None) -> None:
+        """Make one before anything can fail on this member alone: all of them count the attempts for the group's name.
+
+        ``outer``: the one of a larger group that this is a part of, whose number it has.
+        """
+        current = state.current()
+        self.group, self._outer = group, outer
+        self._turn: int = current.count(f"connect {group.name()}") if outer is None else outer._turn
+        self._key = f"{group.name()}/{group.ranks[0]}/{self._turn}"  # parts of one group may share a name
+        self._store = torch_dist.PrefixStore(self.name("attempt"), current.store)
+
+    def name(self, what: str) -> str:
+        """The name of a part of the job's store that only this attempt uses."""
+        return f"{what}/{self._key}"
+
+    def store(self, what: str) -> WatchedStore:
+        """A part of the job's store, where waits end as those of ``check`` do."""
+        return WatchedStore(self.name(what), state.current().store, self.group, self.check)
+
+    def check(self, condition: Callable[[], bool]) -> None:
+        """Raise PeerLostError if the group has lost a rank, and BackendUnavailableError if another member has failed.
+
+        ``condition``: this member's wait, which does not end if it is true: an error that all members find together
+        follows from a value that is at the store before the first of them fails by it.
+        """
+        require_all_ranks(self.group._label)
+        if self._store.check([_FAILED]) and not condition():
+            told = agreement.decode(self._store.get(_FAILED), "the error of another member")
+            raise BackendUnavailableError(f"group {self.group.name()!r} cannot be made: {told}", elsewhere=True)
+        if self._outer is not None:
+            self._outer.check(condition)
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """If the block raises on one member, end the waits of the others in it."""
+        try:
+            yield
+        except PeerLostError:  # which every member finds by itself
+            raise
+        except BaseException as error:
+            text = own_text(error)
+            if text and self.group.size() > 1:
+                rank = self.group.ranks[self.group.rank()]
+                with suppress(*agreement.STORE_ERRORS):
+                    self._store.set(_FAILED, agreement.encode(f"{ranks_text([rank])}: {text}"))
+            raise
+
+    @contextmanager
+    def all_or_none(self, backends: Sequence[str]) -> Iterator[None]:
+        """Make the block, which connects these backends, succeed on all members or on none.
+
+        If one of them raises in it, the others raise BackendUnavailableError with its text. Raises
+        InvalidArgumentError, on all members, if their backends differ, PeerLostError if the group loses a rank, and
+        CollectiveTimeoutError if one does not come within the group's timeout.
+        """
+        with self.told():
+            self.meet("make", backends)
+            yield
+            self.meet("made")
+
+    def meet(self, what: str, backends: Sequence[str] = ()) -> None:
+        """Return when all members are here with the same backends; a member that has failed does not come.
+
+        A member may still wait for an earlier call before it comes. Raises as ``check``; on all members
+        InvalidArgumentError if their backends differ, and CollectiveTimeoutError if one does not come within the
+        group's timeout.
+        """
+        group = self.group
+        if group.size() == 1:
+            return
+        store = torch_dist.PrefixStore(self.name(what), state.current().store)
+        meeting = Round(store, "0", group.rank(), group.size())
+        if meeting.arrive(agreement.encode(", ".join(backends))):
+            meeting.answer(agreement.encode(_answer(group, meeting)))
+        limit, check = group.timeout.total_seconds(), partial(self.check, meeting.answered)
+        there = poll(meeting.answered, limit, _LONGEST, check, size=group.size())
+        if not there and meeting.close():
+            absent = [rank for rank, value in zip(group.ranks, meeting.values(), strict=True) if value is None]
+            who = ranks_text(absent) if absent else "some ranks"
+            meeting.answer(agreement.encode({"late": f"{who} did not come within {limit:g} s"}))
+        elif not there and not poll(meeting.answered, _ANSWER, _LONGEST, check, size=group.size()):
+            raise CollectiveTimeoutError(
+                f"group {group.name()!r}: connecting timed out: no answer of the last rank to come"
+            )
+        answer = agreement.decode(meeting.result(), f"the answer for group {group.name()!r}")
+        meeting.leave()
+        if "late" in answer:
+            raise CollectiveTimeoutError(f"group {group.name()!r}: connecting timed out: {answer['late']}")
+        if "differ" in answer:
+            raise InvalidArgumentError(f"group {group.name()!r}: {answer['differ']}")
+
+
+def own_text(error: BaseException) -> str:
+    """The text of an error in an attempt for the other members; empty if it is that of another member."""
+    return "" if isinstance(error, BackendUnavailableError) and error.elsewhere else text_of(error)
+
+
+def _answer(group: _C.Group, meeting: Round) -> dict[str, str]:
+    """The answer of the last member to come: equal on all, as one gives it."""
+    values = [agreement.decode(value or b"", "a member's part in the meeting") for value in meeting.values()]
+    for rank, names in zip(group.ranks, values, strict=True):
+        if names != values[0]:
+            first = f"{values[0]} on rank {group.ranks[0]}"
+            return {"differ": f"backend: expected the same on all ranks, got {first} and {names} on rank {rank}"}
+    return {}
