@@ -109,6 +109,11 @@ def test_a_group_after_an_interrupt(pools: Pools, size: int) -> None:
     pools.get("processes", size).run(lifecycle.group_after_an_interrupt, limit=60.0)
 
 
+def test_a_group_that_connects_too_late(pools: Pools) -> None:
+    """The error is that of a timeout, whichever wait has ended so."""
+    pools.get("processes", 2).run(lifecycle.group_that_connects_too_late, limit=60.0)
+
+
 @pytest.mark.parametrize("size", [2, 3])
 def test_groups_with_other_backends(pools: Pools, size: int) -> None:
     """They could not connect: each rank would wait in another library."""

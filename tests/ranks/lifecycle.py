@@ -14,7 +14,14 @@ from unittest import mock
 import torch
 
 import mcr_dl
-from mcr_dl import _C, BackendUnavailableError, InvalidArgumentError, McrError, NotInitializedError
+from mcr_dl import (
+    _C,
+    BackendUnavailableError,
+    CollectiveTimeoutError,
+    InvalidArgumentError,
+    McrError,
+    NotInitializedError,
+)
 from mcr_dl.base import launcher
 from mcr_dl.libraries import registry
 from mcr_dl.measure.start import own_core
@@ -211,6 +218,16 @@ def group_after_an_interrupt() -> None:
     group = make()
     _C.barrier(group=group, backend="gloo")
     core_groups.forget_group(group)
+
+
+def group_that_connects_too_late() -> None:
+    """A timeout of torch's store is one of the group, and the next group works."""
+    session.start()
+    late = torch.distributed.DistStoreError("no address")
+    with mock.patch.object(registry.describe("gloo"), "create", side_effect=late):
+        text = "connecting gloo timed out: no address"
+        expect(CollectiveTimeoutError, lambda: mcr_dl.new_group(backend="gloo"), text)
+    mcr_dl.destroy_process_group(mcr_dl.new_group(backend="gloo"))
 
 
 def groups_with_other_backends() -> None:

@@ -43,10 +43,7 @@ def make_group(
         add_passes(group)
         add_dimensions(group, given=None if mpi_comm is None and not line else {})
     except BaseException:
-        try:
-            end_dimensions(group)
-        finally:
-            core_groups.forget_group(group)
+        give_up(group)
         raise
     return group
 
@@ -83,6 +80,14 @@ def replace_dimensions(group: _C.Group, held: dimensions.Held) -> None:
 def end_dimensions(group: _C.Group) -> None:
     """End the groups that were made for a group's dimensions."""
     dimensions.end(state.current().topologies.pop(group.name(), None), state.has_ended, end_group)
+
+
+def give_up(group: _C.Group) -> None:
+    """End a group that cannot be used, with the groups of its dimensions: running operations fail."""
+    try:
+        end_dimensions(group)
+    finally:
+        core_groups.forget_group(group)
 
 
 def patience() -> timedelta:

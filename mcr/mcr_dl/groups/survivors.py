@@ -28,10 +28,11 @@ from mcr_dl.base.errors import (
     InvalidArgumentError,
     McrError,
     PeerLostError,
+    text_of,
 )
 from mcr_dl.groups import factory, forms, reconnecting, returning
 from mcr_dl.libraries import registry
-from mcr_dl.runtime import communicators, core_groups, lines, state
+from mcr_dl.runtime import communicators, lines, state
 from mcr_dl.runtime.rounds import poll
 
 _log = logging.getLogger("mcr_dl")
@@ -342,8 +343,8 @@ class Forming:
         try:
             patience = communicators.PATIENCE if self.changed else None
             made = factory.make_group(name, self.members, self._names(), self.limit, patience=patience)
-        except McrError as error:
-            problem = str(error)
+        except (McrError, *agreement.STORE_ERRORS) as error:  # whatever it is, the others wait at the next step
+            problem = text_of(error)
         told, used = "", False
         try:
             made_by = steps.meet("made", self.members, problem, wish=self.wish)
@@ -351,7 +352,7 @@ class Forming:
             used = made is not None and made_by.ranks == self.members and not told
         finally:
             if not used and name in current.groups:
-                core_groups.forget_group(current.groups[name])
+                factory.give_up(current.groups[name])
         if used:
             return made
         if made_by.ranks == self.members:

@@ -63,7 +63,7 @@ class TorchLibrary(Library):
         """Torch's object, which the adapter calls."""
         try:
             return self.create(store, group.rank(), group.size(), group.timeout)
-        except McrError:
+        except (McrError, dist.DistStoreError):  # the latter: other members have not come in time
             raise
         except Exception as error:  # other packages' code may raise anything
             raise BackendUnavailableError(f"backend '{self.name}' cannot start: {error}") from error

@@ -128,23 +128,27 @@ def _connect_library(attempt: Attempt, name: str, mpi_comm: int | None, patience
     # A library that admits one thread at a time would keep other calls out while it waits for a member, and one that
     # reads the store later, from any thread, is to find all there.
     meets = library.together or library.meets or later
-    path = registry.load(name)
-    library.start(current.store, current.launch.rank, current.launch.size)
-    argument: object = adopted
-    if adopted is None:
-        store = _store(attempt, f"library/{name}", apart=later)
-        argument = _unless_lost(group, partial(library.argument, store, group))
-        if argument is not None:
-            current.stores.setdefault(group.name(), []).append(store)
-    connecting = partial(group._connect, name, path, argument, attempt.store(f"connect/{name}"))
-    if library.together and patience is not None:
-        _connect_patiently(group, name, connecting, patience)
-    else:
-        with _kept(argument):
-            if meets:
-                attempt.meet(f"meet/{name}")
-            connecting()
-    library.started()
+    try:
+        path = registry.load(name)
+        library.start(current.store, current.launch.rank, current.launch.size)
+        argument: object = adopted
+        if adopted is None:
+            store = _store(attempt, f"library/{name}", apart=later)
+            argument = _unless_lost(group, partial(library.argument, store, group))
+            if argument is not None:
+                current.stores.setdefault(group.name(), []).append(store)
+        connecting = partial(group._connect, name, path, argument, attempt.store(f"connect/{name}"))
+        if library.together and patience is not None:
+            _connect_patiently(group, name, connecting, patience)
+        else:
+            with _kept(argument):
+                if meets:
+                    attempt.meet(f"meet/{name}")
+                connecting()
+        library.started()
+    except torch_dist.DistStoreError as error:
+        message = f"group {group.name()!r}: connecting {name} timed out: {error}"
+        raise CollectiveTimeoutError(message) from error
 
 
 @contextlib.contextmanager
