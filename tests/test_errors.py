@@ -109,6 +109,11 @@ def test_a_group_after_an_interrupt(pools: Pools, size: int) -> None:
     pools.get("processes", size).run(lifecycle.group_after_an_interrupt, limit=60.0)
 
 
+def test_a_stage_that_fails_on_one_rank(pools: Pools) -> None:
+    """As a group: the others would go on with one, and not meet that rank when it makes its own."""
+    pools.get("processes", 3).run(lifecycle.stage_that_fails_on_one_rank, limit=60.0)
+
+
 def test_a_group_that_connects_too_late(pools: Pools) -> None:
     """The error is that of a timeout, whichever wait has ended so."""
     pools.get("processes", 2).run(lifecycle.group_that_connects_too_late, limit=60.0)

@@ -230,6 +230,24 @@ def group_that_connects_too_late() -> None:
     mcr_dl.destroy_process_group(mcr_dl.new_group(backend="gloo"))
 
 
+def stage_that_fails_on_one_rank() -> None:
+    """All ranks raise, and have no stage; the next try gives them one."""
+    session.start()
+    group = mcr_dl.new_group(backend="gloo")
+    last = mcr_dl.get_world_size() - 1
+    make = functools.partial(mcr_dl.set_passes, ["compress"], group)
+    if mcr_dl.get_rank() == last:
+        with mock.patch.object(registry.describe("gloo"), "started", side_effect=OSError(24, "no more of them")):
+            expect(OSError, make, "no more of them")
+    else:
+        expect(BackendUnavailableError, make, f"/stage' cannot be made: rank {last}: OSError")
+    make()
+    tensor = torch.ones(3)
+    mcr_dl.all_reduce(tensor, group=group)
+    assert tensor.tolist() == [last + 1.0] * 3
+    mcr_dl.destroy_process_group(group)
+
+
 def groups_with_other_backends() -> None:
     """All ranks raise, and the next group works."""
     session.start()

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from mcr_dl import _C
 from mcr_dl.runtime import communicators, state
+from mcr_dl.runtime.attempts import Attempt
 
 
 def make(group: _C.Group) -> None:
-    """Give a group the communicators for its schedules' late Issues, if it has none. Collective over its members.
+    """Give a group the communicators for its schedules' late Issues, if it has none: all members together, or none.
 
     They belong to a group ``<name>/stage`` of the same ranks, on the host libraries.
     """
@@ -18,7 +19,13 @@ def make(group: _C.Group) -> None:
     name = f"{group.name()}/stage"
     hosts = [backend for backend in group.backends if group._streams(backend) is None]
     stage = _C.Group(name, list(group.ranks), group.rank(), group.timeout)
-    communicators.connect(stage, hosts)
-    current.tune(stage)
+    attempt = Attempt(stage)
+    try:
+        with communicators.undone(name), attempt.all_or_none(hosts):
+            communicators.connect(stage, hosts, attempt=attempt)
+            current.tune(stage)
+    except BaseException:
+        communicators.end(stage)
+        raise
     current.add_shadow(group.name(), stage)
     group._set_stages([stage])
