@@ -94,6 +94,7 @@ def test_lifecycle(pools: Pools, launcher: str, function: object) -> None:
 def test_groups_after_an_error(pools: Pools) -> None:
     """The ranks of a group that is made after an error on one of them use one name for it."""
     pools.get("processes", 2).run(lifecycle.groups_after_an_error, limit=60.0)
+    pools.get("processes", 2).run(lifecycle.local_groups_after_an_error, limit=60.0)
 
 
 @pytest.mark.parametrize(("backend", "step"), [("mpi", "start"), ("gloo", "argument"), ("gloo", "started")])

@@ -182,6 +182,22 @@ def groups_after_an_error() -> None:
         mcr_dl.destroy_process_group(group)
 
 
+def local_groups_after_an_error() -> None:
+    """A rank that has made one group less than the others, which have given it up, meets them in the next one."""
+    session.start()
+    make = functools.partial(mcr_dl.new_group, use_local_synchronization=True)
+    if mcr_dl.get_rank() == 0:
+        expect(CollectiveTimeoutError, lambda: make([0, 1], timeout=0.5), "rank 1 did not come")
+    else:
+        expect(InvalidArgumentError, lambda: make([7]), "expected 0 to 1")
+    mcr_dl.barrier()
+    group = make([0, 1])
+    tensor = torch.ones(3)
+    mcr_dl.all_reduce(tensor, group=group)
+    assert tensor.tolist() == [2.0] * 3
+    mcr_dl.destroy_process_group(group)
+
+
 def group_that_fails_on_one_rank(backend: str, step: str) -> None:
     """All ranks raise at once, and the next group works."""
     session.start()

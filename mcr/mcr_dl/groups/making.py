@@ -18,7 +18,7 @@ from mcr_dl.base.arguments import whole
 from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError
 from mcr_dl.groups import factory, forms, torch_groups
 from mcr_dl.libraries import registry
-from mcr_dl.runtime import handles, lines, state
+from mcr_dl.runtime import attempts, handles, lines, state
 
 _LONGEST = 1000  # bytes of a description: torch's store refuses keys above 8 KiB
 
@@ -125,7 +125,7 @@ def new_group(
 
 def _local_name(members: Sequence[int]) -> str:
     digest = hashlib.sha256(str(list(members)).encode()).hexdigest()[:16]
-    return f"local-{digest}-{state.current().count_at_store(f'local/{digest}')}"
+    return attempts.next_name(f"local/{digest}", lambda number: f"local-{digest}-{number}", (members or [0])[0])
 
 
 def _members_of(comm: Any) -> list[int]:

@@ -20,7 +20,7 @@ from mcr_dl.base.errors import InvalidArgumentError, NotInitializedError, Unsupp
 from mcr_dl.groups import factory, forms, lifecycle, objects, survivors
 from mcr_dl.libraries import registry
 from mcr_dl.libraries.c10d import OURS
-from mcr_dl.runtime import changes, core_groups, lines, state
+from mcr_dl.runtime import attempts, changes, core_groups, lines, state
 
 # Whether torch can make groups whose ranks are in another order than the global ones.
 ANY_ORDER = "sort_ranks" in inspect.signature(torch_dist.new_group).parameters
@@ -302,22 +302,25 @@ def _group_for(options: Any, wanted: list[str], pg_options: Any) -> _C.Group:
     if not ranks:
         _require_place(options.group_rank, options.group_size)
         return state.current().groups["default"]
-    name = _name_of(options.group_id)  # counts before anything can fail on this rank alone
+    name = _name_of(options.group_id, ranks[0])  # counts before anything can fail on this rank alone
     names = _chosen(pg_options) or lines.that_fit(state.current().backends, ranks)
     group = factory.make_group(name, ranks, names, options.timeout)
     _agree_on_form(group, pg_options)
     return group
 
 
-def _name_of(torch_name: str) -> str:
+def _name_of(torch_name: str, first: int) -> str:
     """A name for a group that torch has named. With ``use_local_synchronization``, torch gives the name of a group that
     its members have destroyed to the next one of the same ranks, and would connect it by the addresses of the former.
 
     Equal on all members, as each of them makes every group of that name, which torch makes of the ranks or by counting
     the groups of all ranks.
     """
-    turn = state.current().count_at_store(f"name/torch/{torch_name}")
-    return f"torch/{torch_name}" + (f"-{turn}" if turn else "")
+
+    def name(turn: int) -> str:
+        return f"torch/{torch_name}" + (f"-{turn}" if turn else "")
+
+    return attempts.next_name(f"name/torch/{torch_name}", name, first)
 
 
 def on_shutdown(group: _C.Group) -> None:

@@ -25,6 +25,7 @@ from mcr_dl.watch import ranks_text
 
 _LONGEST = 0.01  # seconds between two looks at the store
 _ANSWER = 5.0  # seconds for the answer of the last member to come
+_NEXT = 1.0  # seconds for the others to come to the next group
 _FAILED = "failed"  # the key of a member's error
 
 
@@ -130,6 +131,23 @@ class Attempt:
 def own_text(error: BaseException) -> str:
     """The text of an error in an attempt for the other members; empty if it is that of another member."""
     return "" if isinstance(error, BackendUnavailableError) and error.elsewhere else text_of(error)
+
+
+def next_name(key: str, name: Callable[[int], str], first: int) -> str:
+    """The name of a new group that only its members make and count. ``first``: their first global rank.
+
+    A rank that has made fewer of them, as an error kept it from one, goes on from those that the others have given up.
+    """
+    current = state.current()
+
+    def has(number: int, what: str) -> bool:
+        return bool(torch_dist.PrefixStore(f"make/{name(number)}/{first}/0", current.store).check([what]))
+
+    while True:
+        number = current.count_at_store(key)
+        given_up = has(number, "answer/0")  # without this rank, there is no other answer
+        if not given_up or not poll(partial(has, number + 1, "come/0"), _NEXT, _LONGEST):
+            return name(number)
 
 
 def _answer(group: _C.Group, meeting: Round) -> dict[str, str]:
