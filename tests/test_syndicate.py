@@ -106,6 +106,7 @@ def test_other_calls(pools: Pools, world: int) -> None:
 GROUPS = [
     (syndicate_groups.two_blocks, 3),
     (syndicate_groups.two_jobs, 2),
+    (syndicate_groups.a_block_of_an_earlier_job, 2),
     (syndicate_groups.an_end_at_different_calls, 2),
     (syndicate_groups.messages, 4),
     (syndicate_groups.many_messages, 3),

@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
 import torch
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
@@ -129,6 +133,20 @@ def two_jobs() -> None:
             until(planned, "steady", Program())
             session.stop()
     session.start()
+
+
+def a_block_of_an_earlier_job() -> None:
+    """An exception has ended it, and its group was kept, as those with a lost rank are: the next block works."""
+    session.start()
+    planned = Planned(random_plans_of(5), rounds=1)
+    with contextlib.suppress(LookupError), planned:
+        raise LookupError
+    session.stop()
+    session.start()
+    kept: Any = SimpleNamespace(name=lambda: "default", _closed=False, _label="a group of another job")
+    planned._groups = [kept]
+    with Planned(random_plans_of(5), rounds=1) as planned:
+        until(planned, "steady", Program())
 
 
 def an_end_at_different_calls() -> None:

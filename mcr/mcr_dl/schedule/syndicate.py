@@ -183,8 +183,8 @@ class Syndicate:
         After an exception, which other ranks may not have, or if the ranks cannot agree, the groups keep the plan until
         the next Syndicate begins.
         """
-        if not state.is_initialized() or state.current() is not self._current:
-            self._groups, self._started, self._added = [], False, {}
+        if self._has_job_ended():
+            self._withdraw()
             return
         self._current.passes = self._before
         try:
@@ -194,8 +194,13 @@ class Syndicate:
             if self._groups:
                 _unfinished.append(self)
 
+    def _has_job_ended(self) -> bool:
+        """Whether the groups are those of an earlier job, of which some may be kept until the process ends."""
+        return not state.is_initialized() or state.current() is not self._current
+
     def _withdraw(self) -> None:
         """Take the pass out of all groups that can still agree on it. After an error, the rest has it until another."""
+        self._groups = [] if self._has_job_ended() else self._groups
         own = {each.name for each in self._inside} - {each.name for each in self._before}
         while self._groups:
             group = self._groups[0]
