@@ -69,6 +69,7 @@ ON_RANKS: dict[str, tuple[Callable[..., None], int]] = {  # function, ranks
     "splitting": (torch_groups.splitting, 3),
     "splitting with names": (torch_groups.splitting_with_names, 3),
     "names": (torch_groups.names, 3),
+    "names on two threads": (torch_groups.names_on_two_threads, 2),
     "made again": (torch_groups.made_again, 3),
     "handles": (torch_groups.handles, 3),
     "foreign groups": (torch_groups.foreign_groups, 2),

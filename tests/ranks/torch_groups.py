@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -204,6 +205,16 @@ def names() -> None:
             _works(group)
             mcr_dl.destroy_process_group(group)
     dist.destroy_process_group(everyone)
+
+
+def names_on_two_threads() -> None:
+    """While torch makes the process group of a group on one thread, another thread's get torch's names."""
+    session.start()
+    world, torchs = _C.world(), dist.distributed_c10d
+    assert world is not None
+    with torch_groups._standing_for(world), ThreadPoolExecutor(1) as other:
+        found = [torchs._hash_ranks_to_str([0]), other.submit(torchs._hash_ranks_to_str, [0]).result()]
+    assert found[0] != found[1] == torchs._hash_ranks_to_str([0])
 
 
 def made_again() -> None:

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import inspect
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -26,7 +27,32 @@ from mcr_dl.runtime import attempts, changes, core_groups, lines, state
 ANY_ORDER = "sort_ranks" in inspect.signature(torch_dist.new_group).parameters
 
 _LONGEST = 32  # characters of a part's ranks in its name
-_expected: _C.Group | None = None  # the group behind the process group that torch is making now
+
+
+class _Making(threading.local):
+    """The group behind the process group that torch is making now on this thread, and its name there."""
+
+    group: _C.Group | None = None
+    name = ""
+
+
+_making = _Making()
+_alone_lock = threading.Lock()  # nothing is sent while it is held
+
+
+def _name_groups() -> None:
+    """Have torch take the names of ``_standing_for``, and its own on other threads."""
+    names: Any = torch_dist.distributed_c10d
+    make = names._hash_ranks_to_str
+    if hasattr(make, "mcr_dl_names_groups"):
+        return
+
+    @functools.wraps(make)
+    def name(ranks: Any) -> str:
+        return str(make(ranks)) if _making.group is None else _making.name
+
+    name.mcr_dl_names_groups = True  # type: ignore[attr-defined]
+    names._hash_ranks_to_str = name
 
 
 @contextmanager
@@ -35,19 +61,16 @@ def _standing_for(group: _C.Group) -> Iterator[None]:
 
     torch's own names depend on the groups that a rank has or has made, which may differ between the members.
     """
-    global _expected
+    _name_groups()
     torch_names = torch_dist.distributed_c10d
-    hashed = torch_names._hash_ranks_to_str
     count = torch_names._world.group_count if torch_dist.is_initialized() else None
     text = f"{state.current().job} {group.name()} {list(group.ranks)}"
-    name = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-    torch_names._hash_ranks_to_str = lambda _ranks: name  # type: ignore[assignment]
-    _expected = group
+    _making.name = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+    _making.group = group
     try:
         yield
     finally:
-        _expected = None
-        torch_names._hash_ranks_to_str = hashed
+        _making.group = None
         if count is not None:  # from 2.15 on, torch counts this group, too, and names the next ones by the count
             torch_names._world.group_count = count
 
@@ -148,11 +171,12 @@ def handle_made_alone(group: _C.Group) -> torch_dist.ProcessGroup:
 
     A dimension's group has none if torch has made the group that it belongs to.
     """
-    known: Any = handle_of(group)  # or the core's group
-    if isinstance(known, torch_dist.ProcessGroup) or state.has_ended(group):
-        return known  # type: ignore[no-any-return]
-    with _alone():
-        return publish_agreed(group)
+    with _alone_lock:
+        known: Any = handle_of(group)  # or the core's group
+        if isinstance(known, torch_dist.ProcessGroup) or state.has_ended(group):
+            return known  # type: ignore[no-any-return]
+        with _alone():
+            return publish_agreed(group)
 
 
 def world() -> torch_dist.ProcessGroup | None:
@@ -264,7 +288,7 @@ def create(options: Any, backend_options: Any) -> Any:
     _notice_joins()
     _end_left_blocks()
     wanted = _named(backend_options)
-    group = _expected if _expected is not None else _group_for(options, wanted, backend_options)
+    group = _making.group if _making.group is not None else _group_for(options, wanted, backend_options)
     return _C.TorchBackend(group, wanted)
 
 
