@@ -243,17 +243,19 @@ def test_many_ranks_look_less_often() -> None:
     assert rounds.pause(0.0, 0.01, MANY) == 0.01
 
 
-def test_a_round_leaves_no_keys(store: torch_dist.Store) -> None:
-    """Also if a rank comes late, to a round that another one has closed."""
+@pytest.mark.parametrize("length", [4, 5 << 20])
+def test_a_round_leaves_no_keys(store: torch_dist.Store, length: int) -> None:
+    """Also if a rank comes late, to a round that another one has closed, and none of texts that are in pieces."""
+    here, late = "x" * length, "y" * length
     parts = [rounds.Round(store, "5", rank, 3, values="value/5") for rank in range(3)]
-    assert [part.arrive("here") for part in parts[:2]] == [False, False]
+    assert [part.arrive(here) for part in parts[:2]] == [False, False]
     assert parts[0].close()
-    parts[0].answer("late")
+    parts[0].answer(late)
     for part in parts[:2]:
-        assert part.result() == b"late"
+        assert part.result() == late.encode()
         part.leave()
-    parts[2].arrive("here")
-    assert parts[2].result() == b"late"
+    parts[2].arrive(here)
+    assert parts[2].result() == late.encode()
     parts[2].leave()
     assert store.num_keys() == 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from itertools import islice
+from itertools import count, islice
 from typing import Any, cast
 
 import torch.distributed as torch_dist
@@ -53,6 +53,14 @@ def leave(store: torch_dist.Store, key: str, text: str) -> None:
             part = content[number * _PIECE : (number + 1) * _PIECE]
             store.set(piece, part)  # type: ignore[arg-type]  # it takes bytes too
     store.set(key, f"{_LONG.decode()}{len(content)}")
+
+
+def remove(store: torch_dist.Store, key: str) -> None:
+    """Delete a text that ``leave`` has set, with its pieces."""
+    store.delete_key(key)
+    for number in count():
+        if not store.delete_key(f"{key}/{number}"):
+            return
 
 
 def _pieces(key: str, length: int) -> list[str]:

@@ -93,11 +93,11 @@ class Round:
     def forget(self, key: str) -> None:
         """Delete the counter and the answer of an earlier round, which all ranks have read."""
         self._store.delete_key(f"come/{key}")
-        self._store.delete_key(f"answer/{key}")
+        agreement.remove(self._store, f"answer/{key}")
 
     def leave(self) -> None:
         """Where ranks may be several rounds apart: this rank has the answer. The last rank to have it deletes all."""
-        self._store.delete_key(f"{self._values}/{self._rank}")
+        agreement.remove(self._store, f"{self._values}/{self._rank}")
         if self._store.add(f"read/{self._key}", 1) == self._size:
             self.forget(self._key)
             self._store.delete_key(f"read/{self._key}")
