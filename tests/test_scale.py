@@ -10,13 +10,14 @@ import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch.distributed as torch_dist
 
 from mcr_dl.base import agreement, blocks, launcher
-from mcr_dl.base.errors import CollectiveTimeoutError
+from mcr_dl.base.errors import CollectiveTimeoutError, PeerLostError
 from mcr_dl.groups import survivors
 from mcr_dl.libraries import c10d, pmi
 from mcr_dl.runtime import lives, rounds, startup
@@ -241,6 +242,20 @@ def test_many_ranks_look_less_often() -> None:
     assert rounds.pause(0.0, 0.01, 2) == 0.0001
     assert rounds.pause(100.0, 0.01, MANY) == 1.0
     assert rounds.pause(0.0, 0.01, MANY) == 0.01
+
+
+def test_a_rank_is_lost_after_the_timeout(store: torch_dist.Store) -> None:
+    """While another one looks for the missing ones: its loss is the error."""
+
+    def lose(*_: object) -> None:
+        raise PeerLostError("lost rank 0")
+
+    store.set("key/looks", "1")  # the other one looks
+    watched: Any = SimpleNamespace(
+        set=store.set, add=store.add, timeout=timedelta(seconds=0.1), get=store.get, wait=lose
+    )
+    with pytest.raises(PeerLostError, match="lost rank 0"):
+        agreement.agree(watched, 1, 2, "key", 0, sum)
 
 
 @pytest.mark.parametrize("length", [4, 5 << 20])

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch.distributed as torch_dist
 
 from mcr_dl.base import documents
-from mcr_dl.base.errors import CollectiveTimeoutError, InvalidArgumentError
+from mcr_dl.base.errors import CollectiveTimeoutError, InvalidArgumentError, McrError
 
 _LARGEST = 64 * documents.MIB  # bytes of one rank's value; a log's records, for stragglers, are the largest
 _PIECE = 4 * documents.MIB  # torch's TCPStore closes the connection of a rank that sends more than 8 MiB at once
@@ -137,6 +137,8 @@ def _late(store: torch_dist.Store, rank: int, size: int, key: str, function: str
         elif not _comes(store, f"{key}/late"):
             return f"{text}. The rank that looks for the missing ones has not answered."
         return store.get(f"{key}/late").decode()
+    except McrError:  # such as the loss of a rank, which says more
+        raise
     except torch_dist.DistError as error:
         return f"{text}, and the store cannot be reached any more: {error}"
 
