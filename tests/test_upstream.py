@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,6 +40,11 @@ def test_errors(monkeypatch: pytest.MonkeyPatch) -> None:
         mcr_dl.init_processes("horovod", "mpi")
     with pytest.raises(mcr_dl.InvalidTypeError, match="dist_engine: expected one of"):
         mcr_dl.init_processes(3)  # type: ignore[arg-type]
+    for name in ("rank", "world_size"):
+        places: dict[str, Any] = {"rank": 0, "world_size": 1, name: "1"}
+        for engine in (False, True):
+            with pytest.raises(mcr_dl.InvalidTypeError, match=f"{name}: expected a whole number, got '1'"):
+                mcr_dl.init_distributed("gloo", use_mcr_dl=engine, **places)
     with pytest.raises(mcr_dl.NotInitializedError, match="expected mcr_dl to run already"):
         mcr_dl.init_distributed("mpi", use_mcr_dl=True, dist_init_required=False)
     with pytest.raises(mcr_dl.InvalidArgumentError, match="config: expected None"):

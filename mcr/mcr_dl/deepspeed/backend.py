@@ -24,6 +24,7 @@ from deepspeed.comm.torch import Noop, TorchBackend
 
 from mcr_dl import _C
 from mcr_dl.base import launcher
+from mcr_dl.base.arguments import whole
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.groups import batches, default_group, making, objects, queries, torch_groups
 from mcr_dl.libraries.c10d import OURS
@@ -105,7 +106,7 @@ class McrBackend(TorchBackend):  # type: ignore[misc]
         """Start the runtime if it is not running; DeepSpeed's engines then find LOCAL_RANK under any launcher."""
         del backend
         if not rendezvous.names_ranks(init_method):  # else the ranks of the host are known once they have met
-            launcher.export_local_rank(rank)
+            launcher.export_local_rank(whole("rank", rank))
         if not state.is_initialized():
             default_group.init_process_group(
                 _deepspeed.backends(),

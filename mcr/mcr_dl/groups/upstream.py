@@ -14,6 +14,7 @@ import torch
 import torch.distributed as torch_dist
 
 from mcr_dl.base import launcher
+from mcr_dl.base.arguments import whole
 from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError, NotInitializedError
 from mcr_dl.groups import queries
 from mcr_dl.runtime import rendezvous, state
@@ -55,11 +56,13 @@ def init_distributed(
     Raises:
         NotInitializedError: ``dist_init_required=False``, and it does not run.
         InvalidArgumentError: an argument is wrong, or rank and size are not known.
+        InvalidTypeError: rank or size is no whole number.
         BackendUnavailableError: a backend cannot be used here; the text says why.
 
     Source: init_distributed of OSU-Nowlab/MCR-DL, and of DeepSpeed before it.
     """
     global _engine
+    rank, world_size = whole("rank", rank), whole("world_size", world_size)
     engine = "mcr_dl" if use_mcr_dl else "torch"
     if config is not None and not use_mcr_dl:
         message = "config: expected None where torch.distributed does the work, whose calls mcr_dl does not log"
