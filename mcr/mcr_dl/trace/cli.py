@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import pickle
 import sys
@@ -24,7 +25,7 @@ from mcr_dl.trace.show import document, left_out_text, show
 from mcr_dl.watch import dump
 
 _PROGRAM = "mcr-trace"
-_FLIGHT_RECORDER_PREFIX = "rank_"
+_PARAM, _FLIGHT_RECORDER = "{}.json", "rank_{}"  # names of their files, by rank
 
 
 def _say(text: str) -> None:
@@ -59,20 +60,26 @@ def _plot(given: argparse.Namespace) -> None:
     _say(str(given.output))
 
 
-def _remove_old(folder: Path, before: str, after: str) -> None:
-    """Remove the numbered files of an earlier export, which may have had more ranks: the other tool reads them all."""
-    for old in folder.glob(f"{before}*{after}"):
-        if old.is_file() and old.name.removeprefix(before).removesuffix(after).isdecimal():
-            old.unlink()
+def _remove_old(folder: Path, name: str, first: int) -> None:
+    """Remove the files of an earlier export of more ranks, as the other tool reads them all.
+
+    ``first``: the first number that this one does not write. A gap in the numbers ends those of an export: files with
+    other numbers, such as a year, are the user's.
+    """
+    for rank in itertools.count(first):
+        old = folder / name.format(rank)
+        if not old.is_file():
+            return
+        old.unlink()
 
 
 def export_param(traces: Sequence[Trace], folder: Path) -> None:
     """Write 0.json, 1.json, ... as ``commsTraceReplay --trace-type basic --trace-path`` reads them."""
     export = param(traces)
     folder.mkdir(parents=True, exist_ok=True)
-    _remove_old(folder, "", ".json")
+    _remove_old(folder, _PARAM, len(export.ranks))
     for rank, entries in enumerate(export.ranks):
-        (folder / f"{rank}.json").write_text(json.dumps(entries, indent=1))
+        (folder / _PARAM.format(rank)).write_text(json.dumps(entries, indent=1))
     _say(f"{folder}: {sum(map(len, export.ranks))} entries of {len(traces)} ranks")
     for reason, count in export.left_out.items():
         _say(f"left out: {reason} ({count})")
@@ -82,9 +89,9 @@ def export_flight_recorder(traces: Sequence[Trace], folder: Path) -> None:
     """Write rank_0, rank_1, ... as ``torchfrtrace`` reads them."""
     dumps = flight_recorder(traces)
     folder.mkdir(parents=True, exist_ok=True)
-    _remove_old(folder, _FLIGHT_RECORDER_PREFIX, "")
+    _remove_old(folder, _FLIGHT_RECORDER, len(dumps))
     for rank, content in enumerate(dumps):
-        (folder / f"{_FLIGHT_RECORDER_PREFIX}{rank}").write_bytes(pickle.dumps(content))
+        (folder / _FLIGHT_RECORDER.format(rank)).write_bytes(pickle.dumps(content))
     _say(f"{folder}: {sum(len(each['entries']) for each in dumps)} calls; now: torchfrtrace {folder}")
     left_out = sum(len(trace.records) for trace in traces) - sum(len(each["entries"]) for each in dumps)
     if left_out:
