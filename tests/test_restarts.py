@@ -136,3 +136,25 @@ def test_a_start_is_tried_again(nursery: Nursery, tmp_path: Path, kind: str, lat
         raised = re.findall(r"RAISED (\w+): (init_process_group: timed out: )?", rank.text)
         assert set(raised) <= {("CollectiveTimeoutError", "init_process_group: timed out: ")}, rank.text
         assert raised or number == late, rank.text
+
+
+@pytest.mark.parametrize(
+    ("lives", "text"),
+    [
+        ("012 012 01", ""),
+        ("012 21", "as rank 2 of 3: expected the same rank"),
+        ("0 1 01", "that of rank 0, where it runs since an earlier start, without that of rank 1"),
+        ("01 02", "that of rank 0, where it runs since an earlier start, without that of rank 1"),
+    ],
+)
+def test_jobs_whose_processes_run_mpi_already(nursery: Nursery, lives: str, text: str) -> None:
+    """Where their ranks do not fit the MPI that runs in them, all ranks raise at once, and another backend starts."""
+    processes = jobs.start(nursery, "worlds", lives.split(), 3, MCR_DL_TUNING_TABLE="none")
+    jobs.end(nursery, processes)
+    jobs.expect(processes, 0)
+    *_, newest = lives.split()
+    for rank, number in enumerate(newest):
+        told = processes[int(number)].text
+        assert f"STARTED {'gloo' if text else 'mpi'} as rank {rank} of {len(newest)}" in told, told
+        assert ("RAISED" in told) == bool(text), told
+        assert text in told

@@ -137,7 +137,7 @@ def test_equal_hosts_take_one_block() -> None:
 
 def test_the_backends_of_a_start() -> None:
     """The answer does not grow with the number of hosts."""
-    here = {"library": "one", "problem": "", "absent": False, "asked": False}
+    here = {"library": "one", "problem": "", "absent": False, "asked": False, "running": ""}
     values = [
         {
             "problem": "",

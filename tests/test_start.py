@@ -260,7 +260,7 @@ def test_a_wrong_variable_on_one_rank(nursery: Nursery, name: str, value: str, e
 
 def condition(**other: Any) -> dict[str, Any]:
     """One rank's report on one backend."""
-    return {"library": "", "problem": "", "absent": False, "asked": False, "domain": "", **other}
+    return {"library": "", "problem": "", "absent": False, "asked": False, "domain": "", "running": "", **other}
 
 
 def decided(*conditions: dict[str, Any]) -> dict[str, Any]:

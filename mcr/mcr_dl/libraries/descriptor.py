@@ -118,6 +118,13 @@ class Library:
     def started(self) -> None:
         """Called after each communicator has been made."""
 
+    def running(self) -> str:
+        """Identify the processes with which the library runs in this one, where it can start only once in a process.
+
+        Empty if it has not started, or if all processes that it can connect start it together anyway.
+        """
+        return ""
+
     def argument(self, store: Store, group: _C.Group) -> object:
         """The argument of the module for a new communicator; ``store`` has the members of the group."""
         del store, group

@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -60,6 +61,23 @@ class _Launcher(NamedTuple):
     exclusive: bool = True  # whether no other family's launcher can start them
 
 
+class _World(NamedTuple):
+    """The processes that MPI connects where no launcher starts it, and this process's place among them."""
+
+    job: str  # equal in these processes alone
+    rank: int
+    size: int
+
+    def require(self, rank: int, size: int) -> None:
+        """Raise BackendUnavailableError if the process has another rank in a job, or the job is larger."""
+        if rank != self.rank or size > self.size:
+            message = (
+                f"MPI runs in this process since an earlier start, as rank {self.rank} of {self.size}: expected the "
+                f"same rank in a job of at most {self.size}, got rank {rank} of {size}; start a new process"
+            )
+            raise BackendUnavailableError(message)
+
+
 def find(family: Family | None = None) -> MpiLibrary:
     """Choose the library, of the given family if any: the named one, else the one already loaded, else the launcher's,
     else the first one found. Raises BackendUnavailableError if there is none, or none that works under the launcher."""
@@ -102,6 +120,8 @@ class Mpi(Library):
     fusion = FusionLimits(1 << 18, 200, 1 << 15)  # measured by bench/fusion.py (docs/results/fusion.md)
 
     _responder: PmiResponder | PmixResponder | None = None
+    _world: _World | None = None  # once the start has begun, which happens once in a process
+    _runs = False
 
     def __init__(self, name: str, family: Family | None = None) -> None:
         """``family``: that of its library; None for the one that fits the launcher."""
@@ -154,24 +174,33 @@ class Mpi(Library):
             os.environ.setdefault(name, value)
 
     def start(self, store: Store, rank: int, size: int) -> None:
-        """Make sure that MPI_Init finds a process manager: the launcher's, or a responder on torch's store."""
-        if self._responder is not None or size == 1:
+        """Make sure that MPI_Init finds a process manager: the launcher's, or a responder on torch's store.
+
+        Raises BackendUnavailableError if MPI runs since an earlier start, and the process had another place in it.
+        """
+        if self._world is not None:
+            self._world.require(rank, size)
             return
         library, store = find(self.family), PrefixStore(f"{self.name}/start", store)
         if _is_served(library):
             return
-        if library.family == "mpich":
-            self._responder = PmiResponder(store, rank, size)
-            return
-        try:
-            self._responder = PmixResponder(store, rank, size, library.path)
-        except PmixError as error:
-            raise BackendUnavailableError(f"{library.path} ({library.how}) cannot start: {error}") from error
+        job = uuid.uuid4().hex
+        if size > 1:
+            job = store.compare_set("world", "", job).decode()  # that of the first rank to come
+            self._responder = _respond(library, store, rank, size)
+        self._world = _World(job, rank, size)
 
     def started(self) -> None:
         """Hide the responder from child programs."""
+        self._runs = True
         if self._responder is not None:
             self._responder.hide()
+
+    def running(self) -> str:
+        """The world's job. A process that replaces a lost rank has the job, too, but its MPI does not start."""
+        if self._world is None:
+            return ""
+        return self._world.job if self._runs else f"{self._world.job}, not started"
 
     def leave(self) -> None:
         """The responder takes MPI's requests from now on as part of its finalization."""
@@ -200,6 +229,16 @@ OPENMPI = Mpi("openmpi", "openmpi")
 # still answer.
 for _each in (LIBRARY, MPICH, OPENMPI):
     atexit.register(_each.close)
+
+
+def _respond(library: MpiLibrary, store: Store, rank: int, size: int) -> PmiResponder | PmixResponder:
+    """Answer the library's MPI_Init from now on. Raises BackendUnavailableError if that cannot start."""
+    if library.family == "mpich":
+        return PmiResponder(store, rank, size)
+    try:
+        return PmixResponder(store, rank, size, library.path)
+    except PmixError as error:
+        raise BackendUnavailableError(f"{library.path} ({library.how}) cannot start: {error}") from error
 
 
 def _launcher() -> _Launcher:

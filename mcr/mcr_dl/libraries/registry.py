@@ -39,6 +39,7 @@ class Condition:
     absent: bool = False  # the machine has no such library or device, which is normal
     asked: bool = False  # the environment names the library
     domain: str = ""  # as in Library.domain()
+    running: str = ""  # as in Library.running()
 
 
 class _ThirdParty(Library):
@@ -337,7 +338,8 @@ def condition(name: str, size: int, *, named: bool) -> Condition:
         return Condition(problem=f"backend '{name}' is unavailable: {error}", asked=asked)
     if not named and library.is_stand_in():
         return Condition(problem="only the tests' library is there", absent=True)
-    return Condition(library=_C.backend_status()[name], asked=asked, domain=library.domain())
+    status = _C.backend_status()[name]
+    return Condition(library=status, asked=asked, domain=library.domain(), running=library.running())
 
 
 def usable() -> list[str]:

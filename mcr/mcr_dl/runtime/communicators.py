@@ -130,9 +130,9 @@ def _connect_library(attempt: Attempt, name: str, mpi_comm: int | None, patience
     meets = library.together or library.meets or later
     try:
         path = registry.load(name)
-        library.start(current.store, current.launch.rank, current.launch.size)
         argument: object = adopted
-        if adopted is None:
+        if adopted is None:  # else it runs: the program has started it
+            library.start(current.store, current.launch.rank, current.launch.size)
             store = _store(attempt, f"library/{name}", apart=later)
             argument = _unless_lost(group, partial(library.argument, store, group))
             if argument is not None:
@@ -145,7 +145,8 @@ def _connect_library(attempt: Attempt, name: str, mpi_comm: int | None, patience
                 if meets:
                     attempt.meet(f"meet/{name}")
                 connecting()
-        library.started()
+        if adopted is None:
+            library.started()
     except torch_dist.DistStoreError as error:
         message = f"group {group.name()!r}: connecting {name} timed out: {error}"
         raise CollectiveTimeoutError(message) from error

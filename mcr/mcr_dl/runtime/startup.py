@@ -153,7 +153,10 @@ def _decide(values: list[_Answer]) -> _Answer:
         libraries = [condition["library"] for condition in conditions]
         if named and all(libraries):
             agreement.require_equal(f"backend '{name}'", libraries)
-        problem = _difference(name, libraries) if all(libraries) else problem_of([c["problem"] for c in conditions])
+        if all(libraries):
+            problem = _difference(name, libraries) or _apart(name, [condition["running"] for condition in conditions])
+        else:
+            problem = problem_of([condition["problem"] for condition in conditions])
         if requested:
             asked.append(name)
             if problem:
@@ -184,3 +187,15 @@ def _difference(name: str, libraries: list[str]) -> str:
         return ""
     both = f"{libraries[0]} on rank 0 and {libraries[other]} on rank {other}"
     return f"backend '{name}': expected the same library on all ranks, got {both}"
+
+
+def _apart(name: str, running: list[str]) -> str:
+    """The problem of a library that starts once in a process, if it runs in some without the others."""
+    if len(set(running)) == 1:
+        return ""
+    first = next(rank for rank, each in enumerate(running) if each)
+    other = next(rank for rank, each in enumerate(running) if each != running[first])
+    return (
+        f"backend '{name}' is unavailable: it starts once in a process; expected all processes to start it together, "
+        f"got that of rank {first}, where it runs since an earlier start, without that of rank {other}; start new ones"
+    )
