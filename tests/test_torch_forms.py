@@ -34,6 +34,11 @@ def test_on_ranks(pools: Pools, case: str, backend: str, world: int) -> None:
     pools.get("processes", world).run(CASES[case], backend, limit=120)
 
 
+def test_a_starter_that_ended(pools: Pools) -> None:
+    """Calls of later threads are started and polled on all ranks."""
+    pools.get("processes", 2).run(torch_forms.starter_that_ended, limit=120)
+
+
 @pytest.mark.parametrize("detail", [False, True], ids=["timeout", "detail"])
 def test_forms_that_differ(detail: bool) -> None:
     """If a uniform group's calls have two forms on mpi, all ranks report it with the option that allows it, and end."""

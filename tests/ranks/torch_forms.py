@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import mcr_dl
 from mcr_dl import _C, InvalidArgumentError
+from mcr_dl.base import launcher
 from mcr_dl.testing.expect import expect
 from ranks import session
 
@@ -264,6 +266,31 @@ def threads(backend: str) -> None:
         reduce(mine)
         thread.join()
         assert not failures
+
+
+def _in_thread(function: Callable[[], None]) -> None:
+    """Run the function in a thread of its own, which ends; raise its exception."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(function).result()
+
+
+def starter_that_ended() -> None:
+    """The thread that has started the runtime of rank 0 has ended; a later one gets its identity from the system."""
+    session.stop()
+    if launcher.detect().rank == 0:
+        _in_thread(lambda: session.start("mpi"))
+    else:
+        session.start("mpi")
+
+    def reduce() -> None:
+        for turn in range(_TURNS):
+            tensor = torch.full((3,), float(turn))
+            dist.all_reduce(tensor)
+            assert tensor.tolist() == [float(turn) * dist.get_world_size()] * 3
+
+    for _ in range(3):
+        _in_thread(reduce)
+    session.stop()
 
 
 def hook_on_one_rank(backend: str) -> None:

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/torch/thread_number.h"
 #include "bindings/torch/work.h"
 
 namespace mcr::python {
@@ -68,12 +69,11 @@ class Blocks {
   };
 
   struct Thread {
-    uint64_t number;  // that no other thread gets: the system gives a thread's identity to later threads
+    uint64_t number;
     std::shared_ptr<void> lives = std::make_shared<char>();
   };
   static const Thread& thread() {
-    static std::atomic<uint64_t> threads{0};
-    thread_local const Thread own{++threads};
+    thread_local const Thread own{thread_number()};
     return own;
   }
 

@@ -2,8 +2,8 @@
 #include "bindings/torch/call.h"
 
 #include <atomic>
+#include <cstdint>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "base/error.h"
@@ -12,12 +12,13 @@
 #include "bindings/python/gil.h"
 #include "bindings/python/log.h"
 #include "bindings/torch/named_backend.h"
+#include "bindings/torch/thread_number.h"
 
 namespace mcr::python {
 
 namespace {
 
-std::atomic<std::thread::id> blocking_thread;
+std::atomic<uint64_t> blocking_thread{0};  // its number; 0: none
 
 // torch releases the GIL before it calls a backend.
 void note_site() {
@@ -35,9 +36,7 @@ TorchCall::TorchCall(Group& group, Op op, std::chrono::milliseconds timeout) : g
   if (timeout.count() > 0) call_.timeout = bounded(timeout);  // torch's kUnsetTimeout is negative
 }
 
-void TorchCall::block_in_this_thread() noexcept {
-  blocking_thread.store(std::this_thread::get_id(), std::memory_order_relaxed);
-}
+void TorchCall::block_in_this_thread() noexcept { blocking_thread.store(thread_number(), std::memory_order_relaxed); }
 
 // Errors name the call, as in the functions of mcr_dl.
 template <class Action>
@@ -150,7 +149,7 @@ Slot* TorchCall::prepare() {
 
 void TorchCall::run() {
   note_site();
-  if (blocking_thread.load(std::memory_order_relaxed) != std::this_thread::get_id()) call_.any_form = true;
+  if (blocking_thread.load(std::memory_order_relaxed) != thread_number()) call_.any_form = true;
   const UnlockedIfHeld guard;
   const StaysWhilePythonEnds stays;
   mcr::run(group_, prepare(), call_, plan_, check_signals);
