@@ -34,9 +34,10 @@ def test_on_ranks(pools: Pools, case: str, backend: str, world: int) -> None:
     pools.get("processes", world).run(CASES[case], backend, limit=120)
 
 
-def test_a_starter_that_ended(pools: Pools) -> None:
-    """Calls of later threads are started and polled on all ranks."""
-    pools.get("processes", 2).run(torch_forms.starter_that_ended, limit=120)
+@pytest.mark.parametrize("function", [torch_forms.starter_that_ended, torch_forms.registered_works])
+def test_on_two_ranks(pools: Pools, function: Callable[[], None]) -> None:
+    """See the function's docstring."""
+    pools.get("processes", 2).run(function, limit=120)
 
 
 @pytest.mark.parametrize("detail", [False, True], ids=["timeout", "detail"])

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import _get_work_registry_size as registered
+from torch.distributed._functional_collectives import allow_inflight_collective_as_graph_input_ctx
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
@@ -291,6 +293,25 @@ def starter_that_ended() -> None:
     for _ in range(3):
         _in_thread(reduce)
     session.stop()
+
+
+def registered_works() -> None:
+    """In torch's context that registers the works of all calls, they leave the registry when they are waited for."""
+    with _group("gloo") as group, allow_inflight_collective_as_graph_input_ctx():
+        for form in (False, True):
+            for name, (call, check) in _collectives(group).items():
+                work = call(form)
+                if work is not None:
+                    work.wait()
+                check()
+                assert registered() == 0, (name, form)
+        tensors = [torch.ones(3), torch.ones(4)]
+        dist.all_reduce(tensors[0], group=group, async_op=True)
+        dist.all_reduce(tensors[1], group=group)
+        assert registered() == 1
+        for tensor in tensors:
+            assert torch.ops._c10d_functional.wait_tensor(tensor).eq(group.size()).all()
+        assert registered() == 0
 
 
 def hook_on_one_rank(backend: str) -> None:

@@ -100,20 +100,20 @@ auto TorchBackend::numbered(OpType type, const TorchCall& call, const Action& ac
 
 TorchBackend::TorchWorkPtr TorchBackend::issue(TorchCall& call, OpType type, bool asynchronous) {
   if (!asynchronous && blocks_.current() == nullptr) {
-    auto hook = numbered(type, call, [&](uint64_t sequence) {
+    auto [hook, number] = numbered(type, call, [&](uint64_t sequence) {
       auto made = this->hook(type, sequence);
       call.run();
-      return made;
+      return std::pair(std::move(made), sequence);
     });
     if (hook != nullptr) run_hook(std::move(hook), call.what());
-    return nullptr;
+    return CompleteWork::of_blocking_call(getRank(), type, number);
   }
   auto [work, sequence] = numbered(type, call, [&](uint64_t number) { return std::pair(call.start(), number); });
   if (auto* block = blocks_.current()) block->push_back(work);
   TorchWork::Parts parts;
   parts.push_back(std::move(work));
   auto wrapped = wrap(std::move(parts), type, sequence);
-  return asynchronous ? wrapped : nullptr;
+  return asynchronous ? wrapped : CompleteWork::of_blocking_call(getRank(), type, sequence);
 }
 
 TorchBackend::TorchWorkPtr TorchBackend::issue_all(std::vector<std::unique_ptr<TorchCall>> calls, OpType type,
@@ -133,7 +133,7 @@ TorchBackend::TorchWorkPtr TorchBackend::issue_all(std::vector<std::unique_ptr<T
   auto work = wrap(std::move(parts), type, sequence);
   if (asynchronous) return work;
   if (block == nullptr) work->wait();
-  return nullptr;
+  return CompleteWork::of_blocking_call(getRank(), type, sequence);
 }
 
 // A call that throws ends the block that it is in, as torch then leaves the block without endCoalescing().

@@ -20,10 +20,10 @@
 namespace mcr::python {
 
 /// torch's backend "mcr": every method is a call on the group. A call with asyncOp=false has ended when its method
-/// returns, and the method returns null, as torch's own backends do. From any thread; startCoalescing() and
-/// endCoalescing() apply to the calls of their thread alone. If the group's calls are uniform, such a call is the
-/// library's own blocking call; in a group of any form it is started and polled, as other ranks may make it
-/// asynchronously.
+/// returns, and the method returns null, as torch's own backends do (CompleteWork::of_blocking_call). From any thread;
+/// startCoalescing() and endCoalescing() apply to the calls of their thread alone. If the group's calls are uniform,
+/// such a call is the library's own blocking call; in a group of any form it is started and polled, as other ranks may
+/// make it asynchronously.
 class TorchBackend final : public c10d::Backend {
  public:
   using TorchWorkPtr = c10::intrusive_ptr<c10d::Work>;

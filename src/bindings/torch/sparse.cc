@@ -19,28 +19,6 @@ namespace {
 using c10d::OpType;
 using TensorList = TorchBackend::TensorList;
 
-// An operation that was complete before the caller got this.
-class CompleteWork final : public c10d::Work {
- public:
-  CompleteWork(int rank, OpType type, uint64_t sequence, TensorList results)
-      : c10d::Work(rank, type), sequence_(sequence), results_(std::move(results)) {
-    finish();
-  }
-  bool wait(std::chrono::milliseconds) override { return true; }
-  void synchronize() override {}
-  std::vector<at::Tensor> result() override { return results_; }
-  uint64_t getSequencenumber() const override { return sequence_; }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors());
-    future->markCompleted(c10::IValue(results_));
-    return future;
-  }
-
- private:
-  const uint64_t sequence_;
-  const TensorList results_;
-};
-
 // The entries of a rank, and what must be equal on all ranks.
 enum Fact : int64_t { kEntries, kSparseDims, kDenseDims, kType, kShape, kFacts };
 
@@ -101,7 +79,7 @@ TorchBackend::TorchWorkPtr TorchBackend::sum_of_entries(TensorList& tensors, con
   auto done = hook(OpType::_ALLREDUCE_SPARSE, sequence);
   tensor.copy_(at::sparse_coo_tensor(indices, values, mine.sizes()).coalesce());
   if (done != nullptr) run_hook(std::move(done), "all_reduce of a sparse tensor");
-  if (!opts.asyncOp) return nullptr;
+  if (!opts.asyncOp) return CompleteWork::of_blocking_call(getRank(), OpType::_ALLREDUCE_SPARSE, sequence);
   return c10::make_intrusive<CompleteWork>(getRank(), OpType::_ALLREDUCE_SPARSE, sequence, TensorList{tensor});
 }
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <map>
 #include <string>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
 #include "bindings/python/calls.h"
@@ -72,6 +73,13 @@ std::vector<at::Tensor> results_of(const TorchWork::Parts& parts) {
     for (auto& tensor : KeptTensors::results_of(*part)) results.push_back(std::move(tensor));
   }
   return results;
+}
+
+// torch registers the works of all calls in a context of its own, for wait_tensor(); a work that has been waited for
+// must leave the registry by itself.
+void unregister(c10d::Work* work) {
+  if (!c10d::allow_inflight_collective_as_graph_input()) return;
+  c10d::unregister_work(c10::intrusive_ptr<c10d::Work>::unsafe_reclaim_from_nonowning(work));
 }
 
 c10d::WorkResult outcome(const std::exception_ptr& error) {
@@ -160,6 +168,7 @@ bool TorchWork::wait(std::chrono::milliseconds timeout) {
     hook_runs_->rethrow();
   });
   wait_for_future();
+  unregister(this);
   return true;
 }
 
@@ -245,6 +254,27 @@ float TorchWork::getDuration() const {
   const auto nanoseconds = clock_->nanoseconds.load();
   if (nanoseconds < 0) throw Error(ErrorCode::InvalidArgument, "mcr: no duration yet, as the operation is running");
   return static_cast<float>(static_cast<double>(nanoseconds) / 1e6);
+}
+
+CompleteWork::CompleteWork(int rank, c10d::OpType type, uint64_t sequence, std::vector<at::Tensor> results)
+    : c10d::Work(rank, type), sequence_(sequence), results_(std::move(results)) {
+  finish();
+}
+
+c10::intrusive_ptr<c10d::Work> CompleteWork::of_blocking_call(int rank, c10d::OpType type, uint64_t sequence) {
+  if (!c10d::allow_inflight_collective_as_graph_input()) return nullptr;
+  return c10::make_intrusive<CompleteWork>(rank, type, sequence, std::vector<at::Tensor>{});
+}
+
+bool CompleteWork::wait(std::chrono::milliseconds) {
+  unregister(this);
+  return true;
+}
+
+c10::intrusive_ptr<Future> CompleteWork::getFuture() {
+  auto future = c10::make_intrusive<Future>(c10::ListType::ofTensors());
+  future->markCompleted(c10::IValue(results_));
+  return future;
 }
 
 }  // namespace mcr::python

@@ -71,4 +71,22 @@ class TorchWork final : public c10d::Work {
   const std::shared_ptr<HookRuns> hook_runs_;  // null without a hook
 };
 
+/// The work of an operation that was complete before the caller got this.
+class CompleteWork final : public c10d::Work {
+ public:
+  CompleteWork(int rank, c10d::OpType type, uint64_t sequence, std::vector<at::Tensor> results);
+  /// Null, as from torch's own backends, except where torch registers the works of all calls, which must not be null.
+  static c10::intrusive_ptr<c10d::Work> of_blocking_call(int rank, c10d::OpType type, uint64_t sequence);
+
+  bool wait(std::chrono::milliseconds timeout) override;
+  void synchronize() override { wait(kNoTimeout); }
+  std::vector<at::Tensor> result() override { return results_; }
+  uint64_t getSequencenumber() const override { return sequence_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+
+ private:
+  const uint64_t sequence_;
+  const std::vector<at::Tensor> results_;
+};
+
 }  // namespace mcr::python
