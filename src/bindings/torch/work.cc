@@ -128,6 +128,7 @@ void TorchWork::when_done(std::function<void()> action) {
 }
 
 bool TorchWork::isCompleted() {
+  const UnlockedIfHeld guard;  // a poll may wait for a library's lock
   return std::ranges::all_of(parts_, [](const auto& part) { return part->poll(); }) &&
          (hook_runs_ == nullptr || hook_runs_->over());
 }
