@@ -124,7 +124,7 @@ def coalesced_forms() -> None:
     sources = [torch.arange(2.0 * size), torch.arange(1.0 * size)]
     group.reduce_scatter_tensor_coalesced(parts, sources).wait()
     assert torch.equal(parts[0], size * torch.arange(2.0 * size).view(size, 2)[dist.get_rank()])
-    expect(InvalidArgumentError, lambda: group.allgather_into_tensor_coalesced(flat, inputs[:1]), "outputs", "1", "2")
+    expect(InvalidArgumentError, lambda: group.allgather_into_tensor_coalesced(flat, inputs[:1]), "all_gather", "got 2")
 
 
 def batches() -> None:
@@ -210,7 +210,7 @@ def sparse() -> None:
     rows = torch.sparse_coo_tensor(torch.tensor([[me]]), torch.full((1, 3), 1.0 + me), (size, 3))  # dense rows
     dist.all_reduce(rows)
     assert torch.equal(rows.to_dense(), torch.arange(1.0, size + 1).unsqueeze(1).expand(size, 3))
-    expect(UnsupportedError, lambda: dist.all_reduce(tensor, dist.ReduceOp.MAX), "sparse", "SUM")
+    expect(UnsupportedError, lambda: dist.all_reduce(tensor, dist.ReduceOp.MAX), "all_reduce (", "SUM, got MAX")
     assert work.wait(timedelta(seconds=2))
     (result,) = work.result()
     assert result is tensor

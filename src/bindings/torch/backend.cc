@@ -25,16 +25,16 @@ using c10d::OpType;
 
 // torch's lists have one entry per device of a rank, from times when a rank had several.
 template <class Value>
-Value& single(std::vector<Value>& values, const char* name) {
+Value& single(std::vector<Value>& values, const char* name, const TorchCall& call) {
   if (values.size() == 1) return values.front();
   throw Error(ErrorCode::InvalidArgument,
-              std::string("mcr: ") + name + ": expected one per rank, got " + std::to_string(values.size()));
+              call.what() + ": " + name + ": expected one per rank, got " + std::to_string(values.size()));
 }
 
-void expect_equal_lengths(std::size_t outputs, std::size_t inputs) {
+void expect_equal_lengths(std::size_t outputs, std::size_t inputs, const TorchCall& call) {
   if (outputs == inputs) return;
-  throw Error(ErrorCode::InvalidArgument, "mcr: expected as many outputs as inputs, " + std::to_string(inputs) +
-                                              ", got " + std::to_string(outputs));
+  throw Error(ErrorCode::InvalidArgument, call.what() + ": expected as many outputs as inputs, " +
+                                              std::to_string(inputs) + ", got " + std::to_string(outputs));
 }
 
 // Calls that need the runtime, not only the group.
@@ -185,15 +185,15 @@ TorchBackend::TorchWorkPtr TorchBackend::endCoalescing() {
 TorchBackend::TorchWorkPtr TorchBackend::broadcast(TensorList& tensors, const c10d::BroadcastOptions& opts) {
   const InBlock block(*this);
   TorchCall call(*group_, Op::broadcast, opts.timeout);
-  call.out(single(tensors, "tensors"), "tensor").root(opts.rootRank);
+  call.out(single(tensors, "tensors", call), "tensor").root(opts.rootRank);
   return issue(call, OpType::BROADCAST, opts.asyncOp);
 }
 
 TorchBackend::TorchWorkPtr TorchBackend::allreduce(TensorList& tensors, const c10d::AllreduceOptions& opts) {
   const InBlock block(*this);
-  const auto& tensor = single(tensors, "tensors");
-  if (tensor.is_sparse()) return allreduce_sparse(tensors, opts);
   TorchCall call(*group_, Op::all_reduce, opts.timeout);
+  const auto& tensor = single(tensors, "tensors", call);
+  if (tensor.is_sparse()) return allreduce_sparse(tensors, opts);
   call.out(tensor, "tensor").reduction(opts.reduceOp);
   return issue(call, OpType::ALLREDUCE, opts.asyncOp);
 }
@@ -212,7 +212,7 @@ TorchBackend::TorchWorkPtr TorchBackend::allreduce_coalesced(TensorList& tensors
 TorchBackend::TorchWorkPtr TorchBackend::reduce(TensorList& tensors, const c10d::ReduceOptions& opts) {
   const InBlock block(*this);
   TorchCall call(*group_, Op::reduce, opts.timeout);
-  call.out(single(tensors, "tensors"), "tensor").reduction(opts.reduceOp).root(opts.rootRank);
+  call.out(single(tensors, "tensors", call), "tensor").reduction(opts.reduceOp).root(opts.rootRank);
   return issue(call, OpType::REDUCE, opts.asyncOp);
 }
 
@@ -220,7 +220,7 @@ TorchBackend::TorchWorkPtr TorchBackend::allgather(TensorLists& outputs, TensorL
                                                    const c10d::AllgatherOptions& opts) {
   const InBlock block(*this);
   TorchCall call(*group_, Op::all_gather, opts.timeout);
-  call.in(single(inputs, "inputs"), "tensor").out(single(outputs, "outputs"), "tensor_list");
+  call.in(single(inputs, "inputs", call), "tensor").out(single(outputs, "outputs", call), "tensor_list");
   return issue(call, OpType::ALLGATHER, opts.asyncOp);
 }
 
@@ -238,7 +238,7 @@ TorchBackend::TorchWorkPtr TorchBackend::allgather_coalesced(TensorLists& output
   const InBlock block(*this);
   TensorLists turned(inputs.size());  // outlives the calls
   for (const auto& of_rank : outputs) {
-    expect_equal_lengths(of_rank.size(), inputs.size());
+    expect_equal_lengths(of_rank.size(), inputs.size(), *call(Op::all_gather, opts.timeout));
     for (std::size_t i = 0; i < inputs.size(); ++i) turned[i].push_back(of_rank[i]);
   }
   std::vector<std::unique_ptr<TorchCall>> calls;
@@ -252,7 +252,7 @@ TorchBackend::TorchWorkPtr TorchBackend::allgather_coalesced(TensorLists& output
 TorchBackend::TorchWorkPtr TorchBackend::allgather_into_tensor_coalesced(TensorList& outputs, TensorList& inputs,
                                                                          const c10d::AllgatherOptions& opts) {
   const InBlock block(*this);
-  expect_equal_lengths(outputs.size(), inputs.size());
+  expect_equal_lengths(outputs.size(), inputs.size(), *call(Op::all_gather, opts.timeout));
   std::vector<std::unique_ptr<TorchCall>> calls;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     calls.push_back(call(Op::all_gather, opts.timeout));
@@ -265,8 +265,8 @@ TorchBackend::TorchWorkPtr TorchBackend::gather(TensorLists& outputs, TensorList
                                                 const c10d::GatherOptions& opts) {
   const InBlock block(*this);
   TorchCall call(*group_, Op::gather, opts.timeout);
-  call.root(opts.rootRank).in(single(inputs, "inputs"), "tensor");
-  if (call.is_root()) call.out(single(outputs, "outputs"), "gather_list");
+  call.root(opts.rootRank).in(single(inputs, "inputs", call), "tensor");
+  if (call.is_root()) call.out(single(outputs, "outputs", call), "gather_list");
   return issue(call, OpType::GATHER, opts.asyncOp);
 }
 
@@ -274,8 +274,8 @@ TorchBackend::TorchWorkPtr TorchBackend::scatter(TensorList& outputs, TensorList
                                                  const c10d::ScatterOptions& opts) {
   const InBlock block(*this);
   TorchCall call(*group_, Op::scatter, opts.timeout);
-  call.root(opts.rootRank).out(single(outputs, "outputs"), "tensor");
-  if (call.is_root()) call.in(single(inputs, "inputs"), "scatter_list");
+  call.root(opts.rootRank).out(single(outputs, "outputs", call), "tensor");
+  if (call.is_root()) call.in(single(inputs, "inputs", call), "scatter_list");
   return issue(call, OpType::SCATTER, opts.asyncOp);
 }
 
@@ -283,7 +283,7 @@ TorchBackend::TorchWorkPtr TorchBackend::reduce_scatter(TensorList& outputs, Ten
                                                         const c10d::ReduceScatterOptions& opts) {
   const InBlock block(*this);
   TorchCall call(*group_, Op::reduce_scatter, opts.timeout);
-  call.in(single(inputs, "inputs"), "input_list").out(single(outputs, "outputs")).reduction(opts.reduceOp);
+  call.in(single(inputs, "inputs", call), "input_list").out(single(outputs, "outputs", call)).reduction(opts.reduceOp);
   return issue(call, OpType::REDUCE_SCATTER, opts.asyncOp);
 }
 
@@ -298,7 +298,7 @@ TorchBackend::TorchWorkPtr TorchBackend::_reduce_scatter_base(at::Tensor& output
 TorchBackend::TorchWorkPtr TorchBackend::reduce_scatter_tensor_coalesced(TensorList& outputs, TensorList& inputs,
                                                                          const c10d::ReduceScatterOptions& opts) {
   const InBlock block(*this);
-  expect_equal_lengths(outputs.size(), inputs.size());
+  expect_equal_lengths(outputs.size(), inputs.size(), *call(Op::reduce_scatter, opts.timeout));
   std::vector<std::unique_ptr<TorchCall>> calls;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     calls.push_back(call(Op::reduce_scatter, opts.timeout));
@@ -336,21 +336,21 @@ TorchBackend::TorchWorkPtr TorchBackend::barrier(const c10d::BarrierOptions& opt
 TorchBackend::TorchWorkPtr TorchBackend::send(TensorList& tensors, int rank, int tag) {
   const InBlock block(*this);
   TorchCall call(*group_, Op::send, milliseconds(0));
-  call.out(single(tensors, "tensors"), "tensor").root(rank, "dst").tag(tag);
+  call.out(single(tensors, "tensors", call), "tensor").root(rank, "dst").tag(tag);
   return issue(call, OpType::SEND, true);
 }
 
 TorchBackend::TorchWorkPtr TorchBackend::recv(TensorList& tensors, int rank, int tag) {
   const InBlock block(*this);
   TorchCall call(*group_, Op::recv, milliseconds(0));
-  call.out(single(tensors, "tensors"), "tensor").root(rank, "src").tag(tag);
+  call.out(single(tensors, "tensors", call), "tensor").root(rank, "src").tag(tag);
   return issue(call, OpType::RECV, true);
 }
 
 TorchBackend::TorchWorkPtr TorchBackend::recvAnysource(TensorList& tensors, int tag) {
   const InBlock block(*this);
   TorchCall call(*group_, Op::recv, milliseconds(0));
-  call.out(single(tensors, "tensors"), "tensor").any_source().tag(tag);
+  call.out(single(tensors, "tensors", call), "tensor").any_source().tag(tag);
   return issue(call, OpType::RECVANYSOURCE, true);
 }
 

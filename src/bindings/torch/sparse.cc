@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/digest.h"
+#include "base/types.h"
 #include "bindings/torch/backend.h"
 #include "bindings/torch/error.h"
 
@@ -30,12 +31,13 @@ std::array<int64_t, kFacts> facts_of(const at::Tensor& tensor) {
 }
 
 // Raises on all ranks if the tensors cannot be added; `facts`: a row for each rank.
-void expect_equal(const at::Tensor& facts) {
+void expect_equal(const at::Tensor& facts, const std::string& what) {
   for (int64_t rank = 1; rank < facts.size(0); ++rank) {
     if (facts[rank].slice(0, kSparseDims).equal(facts[0].slice(0, kSparseDims))) continue;
     throw Error(ErrorCode::InvalidArgument,
-                "mcr: all_reduce of a sparse tensor: expected equal shapes, element types and numbers of sparse "
-                "dimensions on all ranks, got others on rank " +
+                what +
+                    "expected equal shapes, element types and numbers of sparse dimensions on all ranks, got others "
+                    "on rank " +
                     std::to_string(rank) + " of the group than on rank 0");
   }
 }
@@ -48,15 +50,18 @@ TorchBackend::TorchWorkPtr TorchBackend::allreduce_sparse(TensorList& tensors, c
 
 TorchBackend::TorchWorkPtr TorchBackend::sum_of_entries(TensorList& tensors, const c10d::AllreduceOptions& opts) {
   auto& tensor = tensors.front();
-  if (opts.reduceOp != c10d::ReduceOp::SUM)
-    throw Error(ErrorCode::Unsupported, "mcr: all_reduce of a sparse tensor: expected the reduction SUM");
+  const auto what = TorchCall(*group_, Op::all_reduce, opts.timeout).what() + ": a sparse tensor: ";
+  if (opts.reduceOp != c10d::ReduceOp::SUM) {
+    const auto got = static_cast<RedOp>(static_cast<uint8_t>(opts.reduceOp.op_));  // the orders are equal: types.h
+    throw Error(ErrorCode::Unsupported, what + "expected the reduction SUM, got " + std::string(name(got)));
+  }
   const auto mine = tensor.coalesce();
   const auto own = facts_of(mine);
   const auto fact = at::tensor(at::ArrayRef<int64_t>(own), at::kLong).to(tensor.device());
   const auto facts = at::empty({getSize(), kFacts}, fact.options());
   TorchCall(*group_, Op::all_gather, opts.timeout).in(fact).out(facts).run();
   const auto known = facts.cpu();
-  expect_equal(known);
+  expect_equal(known, what);
   const auto counts = known.select(1, kEntries).contiguous();
 
   const auto gather = [&](const at::Tensor& rows) {
