@@ -138,6 +138,7 @@ def finalize_some() -> None:
     expect(NotInitializedError, lambda: mcr_dl.all_reduce(torch.ones(1), group=group, backend="gloo"), "gloo")
     errors.good_call("mpi")
     errors.good_call("mpi", group)
+    errors.good_call("mpi", group.split_group(list(range(mcr_dl.get_world_size()))))
     mcr_dl.finalize(left)
     assert not mcr_dl.is_initialized()
     session.start()

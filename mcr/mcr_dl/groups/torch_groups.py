@@ -385,8 +385,11 @@ def on_abort(group: _C.Group) -> None:
     core_groups.forget_group(group)
 
 
-def split(parent: _C.Group, ranks: Sequence[int], timeout: timedelta, options: Any) -> Any:
+def split(parent: _C.Group, ranks: Sequence[int], timeout: timedelta, options: Any, inherited: list[str]) -> Any:
     """Make the backend of a part of the group; its members call, with ranks of the parent.
+
+    ``inherited``: the backends in the parent's own options, of which some may have ended: torch gives a copy of these
+    options if the program gives none.
 
     Its name comes from the members, each of which makes every part of these: torch's name may differ between them, or
     be another part's too.
@@ -395,8 +398,8 @@ def split(parent: _C.Group, ranks: Sequence[int], timeout: timedelta, options: A
     text = "_".join(map(str, members))
     part = text if len(text) <= _LONGEST else hashlib.sha256(text.encode()).hexdigest()[:16]
     turn = state.current().count(f"torch split {parent.name()} {part}")
-    names = _chosen(options)
-    if not names or names == list(parent.backends):  # torch gives the parent's options if the program gives none
+    names = [] if _named(options) == inherited else _chosen(options)
+    if not names or names == list(parent.backends):
         names = lines.that_fit(parent.backends, members)
     group = factory.make_group(f"{parent.name()}/torch-{part}-{turn}", members, names, timeout)
     _agree_on_form(group, options, parent)

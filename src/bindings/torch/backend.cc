@@ -391,7 +391,7 @@ c10::intrusive_ptr<c10d::Backend> TorchBackend::split(const c10::intrusive_ptr<c
   if (std::ranges::find(ranks, getRank()) == ranks.end()) return nullptr;
   const Locked locked;
   if (store == nullptr || store != split_.first) {  // else torch asks for another type of device
-    auto part = runtime("split")(py::cast(group_), ranks, opts->timeout, py::cast(opts));
+    auto part = runtime("split")(py::cast(group_), ranks, opts->timeout, py::cast(opts), options_->backends);
     split_ = {store, part.cast<c10::intrusive_ptr<TorchBackend>>()};
   }
   return split_.second;
