@@ -71,6 +71,7 @@ ON_RANKS: dict[str, tuple[Callable[..., None], int]] = {  # function, ranks
     "names": (torch_groups.names, 3),
     "names on two threads": (torch_groups.names_on_two_threads, 2),
     "made again": (torch_groups.made_again, 3),
+    "nothing left": (torch_groups.nothing_left, 2),
     "handles": (torch_groups.handles, 3),
     "foreign groups": (torch_groups.foreign_groups, 2),
     "with gloo": (torch_backend.with_gloo, 2),

@@ -235,6 +235,24 @@ def made_again() -> None:
     dist.barrier()
 
 
+def nothing_left() -> None:
+    """A group that was made and destroyed leaves neither counts nor the ranks' agreement on its form at the store."""
+    session.start()
+    current = state.current()
+    before = set(current.counters)
+    for _ in range(2):
+        made = dist.new_group(backend="mcr", pg_options=mcr_dl.Options(backends=["mpi", "shm"]))
+        ours = _C.group_of(made)
+        assert ours is not None
+        dist.barrier(made)  # all ranks have returned
+        assert ours.name() == f"torch/{made.group_name}"
+        left = [f"change/{ours.name()}/0/{key}" for key in ("value/0", "value/1", "come/0", "answer/0", "read/0")]
+        assert not any(current.store.check([key]) for key in left)
+        mcr_dl.set_passes(["fuse"], made)  # a later change of the group works
+        dist.destroy_process_group(made)
+        assert set(current.counters) == before
+
+
 def foreign_groups() -> None:
     """A process group of another backend is named in the error of mcr_dl's functions, and stays torch's."""
     session.start()

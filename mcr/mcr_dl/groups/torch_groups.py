@@ -206,7 +206,8 @@ def is_torch_default(group: _C.Group) -> bool:
 def _agree_on_form(group: _C.Group, options: Any, parent: _C.Group | None = None) -> None:
     """Have the members of a new group agree on the form of its calls; give it up if they disagree."""
     try:
-        forms.apply(group, changes.agree(group, "new_group", forms.wish(options, parent), forms.uniform))
+        wish = forms.wish(options, parent)
+        forms.apply(group, changes.agree(group, "new_group", wish, forms.uniform, leave=True))
     except BaseException as error:
         if group is _C.world():
             core_groups.end_works(state.living())
@@ -340,6 +341,8 @@ def _name_of(torch_name: str, first: int) -> str:
     Equal on all members, as each of them makes every group of that name, which torch makes of the ranks or by counting
     the groups of all ranks.
     """
+    if torch_name.isdecimal():  # a count, which does not come back in this life
+        return f"torch/{torch_name}"
 
     def name(turn: int) -> str:
         return f"torch/{torch_name}" + (f"-{turn}" if turn else "")
@@ -362,6 +365,7 @@ def on_shutdown(group: _C.Group) -> None:
                 torch_dist.destroy_process_group()
             raise
     else:
+        state.current().forget_counts(group)
         factory.end_group(group)
 
 
@@ -382,6 +386,7 @@ def on_abort(group: _C.Group) -> None:
         on_abort(each)
         if isinstance(handle, torch_dist.ProcessGroup):
             torch_dist.destroy_process_group(handle)  # only torch has to forget it
+    state.current().forget_counts(group)
     core_groups.forget_group(group)
 
 

@@ -8,6 +8,7 @@ last rank to arrive decides for all, so that either all ranks make the change or
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -45,13 +46,14 @@ def agree(
     *,
     problem: Exception | None = None,
     anywhere: bool = False,
+    leave: bool = False,
 ) -> Any:
     """Give every rank of a group the result of ``decide`` on the ranks' values (JSON's types, in rank order).
 
     All ranks of the group call this after the same collective of the group, with the same ``what``: the function that
     the user called. ``decide`` must depend on the values alone, as it runs on any rank; without ``decide``, the values
     may differ. ``problem`` is the error that keeps this rank from giving a value. ``anywhere``: the ranks may have made
-    different collectives.
+    different collectives. ``leave``: nothing stays at the store, for a change after which most groups make no other.
 
     A rank with a problem raises it; the others raise an error that names the rank. Every rank raises
     InvalidArgumentError, with one text, if the ranks do not make the same change, are not at the same point, or
@@ -67,7 +69,10 @@ def agree(
         "problem": None if problem is None else [_class_of(problem), str(problem)],
     }
     decide = decide or (lambda _: None)
-    answer = _Exchange(group, what, decide).answer(mine) if group.size() > 1 else _answer_of(group, decide, [mine])
+    if group.size() > 1:
+        answer = _Exchange(group, what, decide).answer(mine, leave=leave)
+    else:
+        answer = _answer_of(group, decide, [mine])
     if problem is not None:
         raise problem
     if "error" in answer:
@@ -146,7 +151,7 @@ class _Exchange:
 
     All changes of the group share one key per rank for the values: a rank writes its next value only after it has read
     the answer to the last change or has given up. The counter and the answer are deleted when all ranks have arrived at
-    the next change.
+    the next change, or with ``leave`` when all have the answer.
     """
 
     group: _C.Group
@@ -156,11 +161,11 @@ class _Exchange:
     def __post_init__(self) -> None:
         current = state.current()
         members = f"{self.group.name()}/{self.group.ranks[0]}"  # parts of one group may share a name
-        self._turn = current.count(f"change {members}")
+        self._turn = current.count_in(self.group, "change")
         store = torch_dist.PrefixStore(f"change/{members}", current.store)
         self._round = Round(store, str(self._turn), self.group.rank(), self.group.size())
 
-    def answer(self, mine: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, mine: dict[str, Any], *, leave: bool) -> dict[str, Any]:
         """Return the answer that all ranks get."""
         if self._round.arrive(agreement.encode({"turn": self._turn, **mine})):
             self._finish(self._decided())
@@ -172,6 +177,10 @@ class _Exchange:
             elif not self._appears(_PATIENCE):
                 raise CollectiveTimeoutError(f"{self._name()} timed out: the last rank to come has not answered")
         answer: dict[str, Any] = agreement.decode(self._round.result(), f"{self._name()}: the answer")
+        if leave:
+            # Some stores cannot delete keys, and one may end with a rank that goes on: the change has been made.
+            with contextlib.suppress(*agreement.STORE_ERRORS):
+                self._round.leave()
         return answer
 
     def _name(self) -> str:

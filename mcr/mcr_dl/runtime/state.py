@@ -19,6 +19,7 @@ from mcr_dl.runtime import dimensions, rates
 from mcr_dl.tables import choice
 
 DEFAULT_TIMEOUT: timedelta = torch_dist.default_pg_timeout
+_COUNTED = ("connect", "change")  # in each group
 
 
 class Planner(Protocol):
@@ -114,6 +115,19 @@ class State:
         """Count the uses of a key: equal on all ranks that use it equally often."""
         self.counters[key] = self.counters.get(key, -1) + 1
         return self.counters[key]
+
+    def count_in(self, group: _C.Group, what: str) -> int:
+        """As ``count``, for one of ``_COUNTED`` in a group. Parts of one group may share a name."""
+        return self.count(f"{what} {group.name()}/{group.ranks[0]}")
+
+    def forget_counts(self, group: _C.Group) -> None:
+        """Drop the counts of a group that ends, and of the groups that belong to it, as no later ones get their names.
+
+        Groups of passes and candidates that end before it keep their counts: later ones of the group get their names.
+        """
+        for each in self.with_shadows(group):
+            for what in _COUNTED:
+                self.counters.pop(f"{what} {each.name()}/{each.ranks[0]}", None)
 
     def count_at_store(self, key: str) -> int:
         """Count at the store, where a process that takes a lost rank's place continues that rank's count."""
