@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import ErrorType
 
 import mcr_dl
 from mcr_dl import _C, CollectiveTimeoutError, InvalidArgumentError, InvalidTypeError, NotInitializedError
+from mcr_dl.base import launcher
 from mcr_dl.groups import torch_groups
 from mcr_dl.runtime import state
 from mcr_dl.testing.expect import expect
@@ -352,7 +353,7 @@ def timeouts() -> None:
 
 
 def wrong_starts() -> None:
-    """Two default groups, unknown names, a default group of torch with other ranks than mcr_dl's."""
+    """Two default groups, unknown names, failed attempts, a default group of torch with other ranks than mcr_dl's."""
     with _fresh():
         dist.init_process_group("mcr")
         expect(InvalidArgumentError, lambda: mcr_dl.init_process_group("mpi"), "initialized already")
@@ -367,6 +368,11 @@ def wrong_starts() -> None:
     with _fresh():  # a device that the group does not serve
         dist.init_process_group("cuda:mcr")
         expect(RuntimeError, lambda: dist.all_reduce(torch.ones(1)), "cpu")
+        dist.destroy_process_group()
+    with _fresh():  # as after attempts through torch, more of them on one rank than on the other
+        dist.distributed_c10d._world.group_count = launcher.detect().rank
+        mcr_dl.init_process_group("gloo")
+        _works(dist.new_group(backend="mcr"))
         dist.destroy_process_group()
     with _fresh():
         store = dist.HashStore()

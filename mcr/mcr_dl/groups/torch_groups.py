@@ -135,6 +135,8 @@ def _alone() -> Iterator[None]:
 def _make_default(group: _C.Group) -> torch_dist.ProcessGroup:
     current = state.current()
     store, launch = torch_dist.PrefixStore("torch", current.store), current.launch
+    # torch names groups by a count, which includes failed attempts to start: their number may differ.
+    torch_dist.distributed_c10d._world.group_count = 0
     torch_dist.init_process_group(OURS, store=store, rank=launch.rank, world_size=launch.size, timeout=group.timeout)
     made = torch_dist.group.WORLD
     assert made is not None
