@@ -31,7 +31,7 @@ STANDINS := build/standin/libnccl.so build/standin/old/libnccl.so
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help check build test test-cpp test-python test-integrations install-check pages docs fuzz sanitize soak faults demo bench lab gpu-check lint \
+.PHONY: help check build test test-cpp test-arm test-python test-integrations install-check pages docs fuzz sanitize soak faults demo bench lab gpu-check lint \
   format generate clean
 
 help: ## List the targets
@@ -250,6 +250,17 @@ build/sanitize-address.tests build/sanitize-thread.tests: build/sanitize-%.tests
 
 build/asan.tests: SANITIZE := address,undefined
 build/tsan.tests: SANITIZE := thread
+
+# QEMU's user mode lacks process_vm_readv and the effects of madvise, which some tests of these programs need.
+NOT_EMULATED := ^shm_(heap_|messages_)?test$$
+
+test-arm: $(DEPS) ## Compile the C++ core for aarch64, and run its tests under QEMU
+	@command -v aarch64-linux-gnu-g++ > /dev/null && command -v qemu-aarch64 > /dev/null || \
+	  { echo "missing: a compiler for aarch64, or QEMU. To install: sudo apt-get install g++-aarch64-linux-gnu qemu-user" >&2; exit 1; }
+	$(call COMPILE,compiling the C++ tests for aarch64,build/arm.log,build/arm,-DMCR_DL_TESTS=ON \
+	  -DCMAKE_COMPILE_WARNING_AS_ERROR=ON -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+	  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ "-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64;-L;/usr/aarch64-linux-gnu")
+	@$(VENV)/bin/ctest --test-dir build/arm --output-on-failure --no-tests=error -E '$(NOT_EMULATED)'
 
 .PHONY: build/asan.tests build/tsan.tests
 build/asan.tests build/tsan.tests: build/%.tests: $(DEPS)
