@@ -54,6 +54,11 @@ def test_a_call_after_the_action(pools: Pools, size: int, backend: str, name: st
     pools.get("processes", size).run(getattr(passed_calls, name), backend)
 
 
+@real
+def test_code_in_a_blocking_call(pools: Pools, backend: str) -> None:
+    pools.get("processes", 2).run(passed_calls.are_in_no_call, backend)
+
+
 @pytest.mark.parametrize("name", ["mistakes", "order", "agreement", "init_gives_them"])
 def test_the_chain(pools: Pools, name: str) -> None:
     pools.get("processes", 2).run(getattr(passes, name))

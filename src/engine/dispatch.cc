@@ -105,10 +105,12 @@ std::shared_ptr<const Chain> enter_with_passes(Passage& passage) {
 }
 
 Activity::What activity_of(const Passage& passage) {
+  const auto* notes = &passage.notes;
+  while (notes->whole != nullptr) notes = notes->whole;
   return {.label = &passage.group.position().label(),
           .backend = candidate(passage),
-          .seq = passage.notes.seq,
-          .bytes = passage.notes.bytes,
+          .seq = notes->seq,
+          .bytes = notes->bytes,
           .limit = passage.call.timeout,
           .op = passage.call.op};
 }
@@ -445,9 +447,11 @@ Group::Inside stay_in(Group& group, const Passage& passage) {
 // Not always within the caller's run() or start().
 Outcome Next::operator()(Passage& passage) const {
   const auto inside = stay_in(passage.group, passage);
-  if (from_ < chain_->size()) return (*chain_)[from_]->handle(passage, Next(chain_, from_ + 1));
-  if (passage.asynchronous) return {Issue(passage, nullptr, false).start()};
-  return {nullptr, Issue(passage, nullptr, false).run()};
+  const bool last = from_ >= chain_->size();
+  const auto go_on = [&] { return (*chain_)[from_]->handle(passage, Next(chain_, from_ + 1)); };
+  if (passage.asynchronous) return last ? Outcome{Issue(passage, nullptr, false).start()} : go_on();
+  const Activity activity(activity_of(passage));  // a pass of the program has paused the one of run()
+  return last ? Outcome{nullptr, Issue(passage, nullptr, false).run()} : go_on();
 }
 
 int run(Group& group, Slot* slot, Call& call, Plan& plan, Interrupt interrupt, CallerLock* lock) {

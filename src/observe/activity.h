@@ -41,8 +41,8 @@ class Activity {
     if (mark_ != nullptr) end(*mark_);
   }
 
-  /// For its lifetime, the calling thread is not inside its call: calls that it makes meanwhile have marks of their
-  /// own, and the time of the first call begins anew at the end.
+  /// For its lifetime, the calling thread is not inside its call, as in code of the program that a call runs: calls
+  /// that it makes meanwhile have marks of their own, and the time of the first call begins anew at the end.
   class Pause {
    public:
     Pause() noexcept;

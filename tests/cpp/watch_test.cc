@@ -11,6 +11,7 @@
 
 #include "check.h"
 #include "engine/dispatch.h"
+#include "engine/pass.h"
 #include "observe/activity.h"
 #include "observe/interrupt.h"
 #include "observe/position.h"
@@ -216,6 +217,34 @@ TEST(a_wait_in_a_call_has_an_activity_of_its_own) {
   CHECK(seen.at(0).what.waits && seen.at(0).what.seq == 8 && seen.at(0).what.limit == 60s);
   const auto after = Activity::all().at(0);
   CHECK(after.turn != before.turn && !after.what.waits && after.what.seq == 7 && after.what.limit == 1ms);
+}
+
+TEST(a_call_that_a_pass_of_the_program_hands_on_has_an_activity_again) {
+  struct Looks : Communicator {
+    explicit Looks(std::vector<Activity::Reading>& all) : seen(all) {}
+    bool supports(const Call&) const override { return true; }
+    void issue(const Call&, Lane&) override { seen = Activity::all(); }
+    std::vector<Activity::Reading>& seen;
+  };
+  struct Program : Pass {
+    std::string_view name() const override { return "program"; }
+    Outcome handle(Passage& passage, const Next& next) override {
+      const Activity::Pause pause;
+      CHECK(Activity::all().empty());
+      auto outcome = next(passage);
+      CHECK(Activity::all().empty());
+      return outcome;
+    }
+  };
+  std::vector<Activity::Reading> seen;
+  ranks::Alone alone([&] { return std::make_unique<Looks>(seen); }, 2);
+  alone.group().set_passes({std::make_shared<Program>(), std::make_shared<Program>()});
+  std::vector<float> data(4);
+  auto call = call_of(Op::all_reduce);
+  call.out = ranks::buffer(data);
+  ranks::run(alone.group(), call);
+  CHECK(seen.size() == 1 && !seen[0].what.waits && seen[0].what.seq == 1 && seen[0].what.limit == 60s);
+  CHECK(seen.at(0).what.op == Op::all_reduce && Activity::all().empty());
 }
 
 TEST(activities_of_a_thread_have_different_turns) {

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -12,16 +13,18 @@ from typing import Any
 import torch
 
 import mcr_dl
-from mcr_dl import InvalidTypeError
-from mcr_dl.passes import PassedCall
+from mcr_dl import _C, InvalidTypeError
+from mcr_dl.passes import PassedCall, known_codecs, register_codec
 from mcr_dl.testing.expect import expect
 from ranks import session
-from ranks.passes import handler
+from ranks.codec_faults import Broken
+from ranks.passes import Handler, chain, handler
 
 _FACTS = ("op", "backend", "dtype", "reduction", "root", "tag", "vectored", "nbytes", "input_counts", "output_counts")
 _COUNT = 16_000  # elements: memory that the allocator soon gives to others
 
 held: list[PassedCall] = []
+looked: list[tuple[str, list[Any]]] = []
 
 
 def _facts(call: PassedCall) -> dict[str, Any]:
@@ -183,3 +186,44 @@ def releases_tensors(backend: str) -> None:
         work.wait()
         del tensor, work
         _await_none(reference)
+
+
+def _look(where: str) -> None:
+    """Write down the calls that this thread is in, as the watch sees them."""
+    looked.append((where, [each for each in _C.activities() if each["thread"] == threading.get_native_id()]))
+
+
+class _Looking(Broken):
+    """A codec that looks."""
+
+    def capacity(self, count: int, dtype: str) -> int:
+        _look("capacity")
+        return super().capacity(count, dtype)
+
+    def encode(self, values: Any, out: Any) -> int:
+        _look("encode")
+        return super().encode(values, out)
+
+    def decode(self, data: Any, out: Any) -> None:
+        _look("decode")
+        super().decode(data, out)
+
+
+def are_in_no_call(backend: str) -> None:
+    """Passes, their steps and codecs in Python: the watch would end the process at the timeout of their call."""
+
+    def handle(call: PassedCall) -> Any:
+        _look("handle")
+        call.after(lambda: _look("step"))
+        return call.proceed()
+
+    session.start()
+    if "looking" not in known_codecs():
+        register_codec(_Looking("nowhere"), "looking")
+    looked.clear()
+    mcr_dl.register_pass(Handler(handle), "mine")
+    with chain("mine", "compress"):
+        mcr_dl.broadcast(torch.ones(300), 0, backend=backend, codec="looking")
+        mcr_dl.all_reduce(torch.ones(300), backend=backend, codec="looking")
+    assert {where for where, _ in looked} >= {"handle", "step", "encode", "decode"}  # a capacity may be known already
+    assert all(not calls for _, calls in looked), looked

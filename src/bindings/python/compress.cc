@@ -23,6 +23,7 @@
 #include "bindings/python/parts.h"
 #include "bindings/python/tensors.h"
 #include "bindings/python/unlocked.h"
+#include "observe/activity.h"
 #include "passes/compress/encoded_parts.h"
 
 namespace py = pybind11;
@@ -106,6 +107,7 @@ class PythonCodec final : public Codec {
       return fixed_ ? kHeader + unused : kHeader;
     }
     const int64_t room = own_capacity(count, dtype);
+    const Activity::Pause pause;
     const Locked locked;
     try {
       const auto used = object_
@@ -145,6 +147,7 @@ class PythonCodec final : public Codec {
     require_encoded(in, bytes);
     // A part of a fixed size has room for a reason, and for the largest part of the call.
     const auto used = fixed_ ? std::min(bytes - kHeader, own_capacity(count, dtype)) : bytes - kHeader;
+    const Activity::Pause pause;
     const Locked locked;
     try {
       object_.attr("decode")(view(in + kHeader, used), py::memoryview::from_memory(out, count * size_of(dtype)),
@@ -182,6 +185,7 @@ class PythonCodec final : public Codec {
   }
   // An error of this rank alone would leave the others waiting: Ctrl-C is kept until the codec has told it.
   int64_t own_capacity(int64_t count, DType dtype) const {
+    const Activity::Pause pause;
     const Locked locked;
     try {
       try {

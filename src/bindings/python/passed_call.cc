@@ -22,6 +22,7 @@
 #include "engine/dispatch.h"
 #include "engine/executor.h"
 #include "engine/flatten.h"
+#include "observe/activity.h"
 
 namespace py = pybind11;
 
@@ -330,6 +331,7 @@ void PassedCall::after(py::function step) {
   }
   expect_steps();
   passage_->plan.after.emplace_back([step = shared(std::move(step)), where = where(pass_, *passage_)] {
+    const Activity::Pause pause;
     const Locked locked;
     const NamedBackend::None unnamed;
     const Executor::InStep inside;

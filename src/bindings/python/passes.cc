@@ -16,6 +16,7 @@
 #include "bindings/python/passed_call.h"
 #include "bindings/python/unlocked.h"
 #include "bindings/torch/named_backend.h"
+#include "observe/activity.h"
 #include "passes/fuse/fuse.h"
 
 namespace py = pybind11;
@@ -39,6 +40,7 @@ class PythonPass : public Pass {
   std::string_view name() const override { return name_; }
 
   Outcome handle(Passage& passage, const Next& next) override {
+    const Activity::Pause pause;
     const Locked locked;
     const NamedBackend::None unnamed;
     const auto call = std::make_shared<PassedCall>(group_.lock(), name_, passage, next);
