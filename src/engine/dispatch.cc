@@ -362,7 +362,12 @@ class Issue {
   static void begin(const std::shared_ptr<Schedule>& schedule, Lane& lane, const Parts& parts) {
     const auto run = make_pooled<Run>(schedule);
     for (auto& request : requests_of(nullptr, run)) lane.track(std::move(request));
-    run->begin([&](const Task& task, Requests& requests) { issue_on(parts(task.part), task.call, requests); });
+    try {
+      run->begin([&](const Task& task, Requests& requests) { issue_on(parts(task.part), task.call, requests); });
+    } catch (...) {
+      if (run->finished()) static_cast<void>(lane.take());  // the first part was refused: nothing is under way
+      throw;
+    }
   }
 
   // Call in a catch block. Requests that were started before the error stay alive until they end: the library still

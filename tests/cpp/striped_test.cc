@@ -24,9 +24,10 @@ class Scripted : public Communicator {
     std::vector<Call> calls;
     std::atomic<int> polls = 0;
     std::atomic<bool> refuses = false, fails = false, ends = false;
+    bool integers = false;  // it reduces these alone
   };
   explicit Scripted(Script& script) : script_(script) {}
-  bool supports(const Call&) const override { return true; }
+  bool supports(const Call& call) const override { return !script_.integers || call.dtype == DType::Int; }
   void issue(const Call& call, Lane& lane) override {
     CHECK(!lane.blocking() && call.variant == 0);
     if (script_.refuses) throw Error(ErrorCode::Backend, "not today");
@@ -71,7 +72,8 @@ struct Two {
   Registry::Entry first, second;
   Group group{ranks::spec(2, 0)};
 
-  Two() {
+  explicit Two(bool integers = false) {
+    left.integers = right.integers = integers;
     first.name = "left";
     first.backend = std::make_unique<ScriptedBackend>(left);
     second.name = "right";
@@ -302,6 +304,19 @@ TEST(a_piece_that_cannot_be_started) {
   CHECK(check::has(got.text, "stripe(left,right).all_reduce", "not today"));
   two.end();  // the other one is still looked after
   CHECK(Two::striped().progress.drain(std::chrono::seconds(60)));
+}
+
+TEST(a_first_piece_that_is_refused_leaves_the_numbers) {
+  Two two(true);
+  two.left.refuses = true;
+  for (const auto red : {RedOp::MIN, RedOp::MAX}) {
+    Floats data = counted(100'000);
+    auto call = all_reduce(data);
+    call.red = red;
+    const auto got = ranks::failure([&] { two.start(call); });
+    CHECK(check::has(got.text, "stripe(left,right).all_reduce", "not today") && data == counted(100'000));
+  }
+  CHECK(two.right.calls.empty());
 }
 
 TEST(both_parts_must_move_data) {
