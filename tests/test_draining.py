@@ -42,6 +42,11 @@ def test_operations_that_are_abandoned(nursery: Nursery, backend: str) -> None:
 
 
 @backends
+def test_operations_that_start_while_their_group_ends(nursery: Nursery, backend: str) -> None:
+    _ended(nursery, "started_meanwhile", backend)
+
+
+@backends
 def test_a_group_ends_while_a_thread_is_in_a_call(nursery: Nursery, backend: str) -> None:
     """The call raises, and no later group waits for it."""
     for rank in _ended(nursery, "in_a_call", backend):

@@ -3,18 +3,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
 import time
 import warnings
+from collections.abc import Iterable
 from datetime import timedelta
+from unittest import mock
 
 import torch
 
 import mcr_dl as dist
 from mcr_dl import _C
 from mcr_dl.groups import factory
+from mcr_dl.runtime import core_groups
+from mcr_dl.testing.expect import expect
 
 LONG = timedelta(seconds=60)
 
@@ -83,6 +88,27 @@ def abandoned(backend: str) -> None:
     dist.destroy_process_group(group)
     dist.synchronize()
     dist.destroy_process_group()
+    say("DONE")
+    os._exit(0)
+
+
+def started_meanwhile(backend: str) -> None:
+    """A group, and then all, end while another thread starts operations, as long as it can."""
+    dist.init_process_group(backend, timeout=LONG)
+    end_works = core_groups.end_works
+    for group in (dist.new_group(), None):
+        works: list[dist.Work] = []
+
+        def end(groups: Iterable[_C.Group], group: object = group, works: list[dist.Work] = works) -> None:
+            end_works(groups)
+            with contextlib.suppress(dist.NotInitializedError):
+                works.append(dist.irecv(torch.empty(4), 1 - dist.get_rank(), group=group))
+
+        with mock.patch.object(core_groups, "end_works", end):
+            dist.destroy_process_group(group)
+        assert works
+        for work in works:
+            expect(dist.NotInitializedError, work.wait, "the group has been destroyed")
     say("DONE")
     os._exit(0)
 

@@ -58,8 +58,10 @@ def end_works(groups: Iterable[_C.Group]) -> None:
 
 def abandon() -> None:
     """As ``forget``; operations that are still running fail."""
-    end_works(state.living())
+    groups = state.living()
+    end_works(groups)
     forget()
+    end_works(groups)  # those that other threads have started meanwhile
 
 
 def forget(error: BaseException | None = None) -> None:
@@ -86,5 +88,7 @@ def forget(error: BaseException | None = None) -> None:
 def forget_group(group: _C.Group) -> None:
     """As ``abandon``, for one group and the groups that its passes and candidates use."""
     watch.compare()
-    end_works(state.current().with_shadows(group))
+    groups = state.current().with_shadows(group)
+    end_works(groups)
     communicators.close(group.name())
+    end_works(groups)  # those that other threads have started meanwhile

@@ -2,6 +2,7 @@
 #include "passes/compress/compress.h"
 
 #include <algorithm>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -164,7 +165,7 @@ Outcome Compress::run(Passage& passage, const Next& next, Compressed& compressed
   if (compressed.sends_sizes_first()) stages_->start_now(passage, compressed.sized_data(), schedule);
   const auto held = hold(passage, std::move(requests));
   if (passage.asynchronous) return {held};
-  wait(*held, held->limit(), passage.interrupt);
+  wait(*held, held->limit(), passage.interrupt, nullptr, std::nullopt, &passage.group.position());
   return {nullptr, held->source()};
 }
 
