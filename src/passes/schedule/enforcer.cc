@@ -81,7 +81,12 @@ void Enforcer::submit(PlannedCall call) {
 void Enforcer::drive() {
   Lock lock(mutex_);
   if (std::exchange(driven_, true)) return;
-  while (step(lock)) {
+  while (step(lock) || !gone_.empty()) {
+    auto gone = std::exchange(gone_, {});
+    if (gone.empty()) continue;
+    lock.unlock();
+    gone.clear();  // perhaps the last references, which may end objects of users
+    lock.lock();
   }
   driven_ = false;
 }
@@ -244,6 +249,7 @@ void Enforcer::end_hold() {
 }
 
 void Enforcer::remove(const Shared& call) {
+  gone_.push_back(call);
   if (call->call.progress != nullptr) call->call.progress->poll_seldom();
   std::erase(calls_, call);
   pending_count_.store(calls_.size(), std::memory_order_relaxed);

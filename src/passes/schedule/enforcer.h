@@ -64,7 +64,7 @@ struct EnforcerStatistics {
 /// call has not been made, and may never be, all calls made so far are issued in program order; so they are if that
 /// motif waits for its predecessors for a second, as it would forever if another rank had left the order before it. The
 /// order ends if it waits for one call again and again. The calls of a group that has lost a rank end with an error,
-/// and the order ends with them. Thread-safe; no lock is held while a task runs.
+/// and the order ends with them. Thread-safe; no lock is held while a task runs or a call is released.
 class Enforcer final : public Driver {
  public:
   /// Lanes have numbers, unique in the process.
@@ -137,6 +137,7 @@ class Enforcer final : public Driver {
   int64_t first_ = 0, round_ = 0;
   std::size_t next_ = 0;
   std::deque<Shared> calls_;  // with motifs to come, in program order
+  std::vector<Shared> gone_;  // removed from there: drive() releases them without the lock
   std::map<std::pair<int64_t, uint32_t>, Shared> by_place_;
   int64_t numbered_ = 0;
   int64_t flush_to_ = 0;  // calls below this number are issued in program order
