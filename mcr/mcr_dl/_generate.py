@@ -148,7 +148,7 @@ _FUNCTIONS = (
     "def next_trials(seconds: float) -> TrialReport | None:",
     "def wake_trials() -> None:",
     "def _shared_bytes(bytes: int) -> torch.Tensor:",
-    "def _free_memory() -> int:",
+    "def _free_memory(swaps: bool) -> int:",
     "def cheapest(curves: list[list[tuple[int, int]]]) -> list[tuple[int, int]]:",
     "def cost_at(curve: list[tuple[int, int]], nbytes: int) -> int:",
     "def time_task(kind: str, count: int, dtype: str, codec: str = ..., rounds: int = ...) -> list[int]:",

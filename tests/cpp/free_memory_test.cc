@@ -8,6 +8,8 @@
 #include <fstream>
 #include <limits>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "base/shared_memory.h"
@@ -42,7 +44,7 @@ class System {
     write(group + "/memory.current", std::to_string(used) + "\n");
     write(group + "/memory.stat", "anon 5\ninactive_file " + std::to_string(cached) + "\nactive_file 1\n");
   }
-  int64_t free() const { return free_memory(folder_.string() + "/"); }
+  int64_t free(bool swaps = true) const { return free_memory(swaps, folder_.string() + "/"); }
 
  private:
   std::filesystem::path folder_;
@@ -65,6 +67,24 @@ TEST(free_memory_is_the_least_of_the_system_and_its_groups) {
   CHECK(system.free() == 21 + 2048);
   system.write_group("", "10", 0, 0);  // a container sees its group there
   CHECK(system.free() == 11 + 2048);
+  CHECK(system.free(false) == 11);
+}
+
+TEST(swap_counts_as_far_as_the_group_may_use_it) {
+  const System system;
+  system.write("proc/meminfo", "MemAvailable:   100 kB\nSwapFree:   50 kB\n");
+  system.write("proc/self/cgroup", "0::/inner\n");
+  system.write_group("/inner", "5000", 4000, 300);
+  system.write("sys/fs/cgroup/inner/memory.stat", "inactive_file 300\nslab_reclaimable 1\n");
+  system.write("sys/fs/cgroup/inner/memory.swap.current", "200\n");
+  const std::vector<std::pair<const char*, int64_t>> bounds = {
+      {"max", 50 * 1024}, {"0", 0}, {"100", 0}, {"700", 500}, {"999999", 50 * 1024}};
+  for (const auto& [bound, swap] : bounds) {
+    system.write("sys/fs/cgroup/inner/memory.swap.max", std::string(bound) + "\n");
+    CHECK(system.free() == 1301 + swap && system.free(false) == 1301);
+  }
+  system.write("proc/meminfo", "MemAvailable:   1 kB\nSwapFree:   0 kB\n");
+  CHECK(system.free() == 1024);
 }
 
 TEST(more_memory_than_is_free_is_an_error) {

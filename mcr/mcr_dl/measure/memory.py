@@ -23,8 +23,11 @@ def needed(operation: str, sizes: Iterable[int], dtype: str, ranks: int, here: i
 
 
 def available() -> int:
-    """Bytes that this process can still take; the largest 64-bit number if the system does not say."""
-    return _C._free_memory()
+    """Bytes that this process can still take without swap, whose speed would be measured instead.
+
+    The largest 64-bit number if the system does not say.
+    """
+    return _C._free_memory(swaps=False)
 
 
 def require(argument: str, wanted: int, what: str) -> None:

@@ -24,8 +24,10 @@ at::Tensor shared_bytes(int64_t bytes) {
 void add_shared_tensors(py::module_& module) {
   module.def("_shared_bytes", shared_bytes, py::arg("bytes"),
              "Memory that the processes of the host can map, as a tensor of bytes (mcr_dl.empty_shared).");
-  module.def("_free_memory", [] { return free_memory(); },
-             "The bytes of memory that this process can still take; the largest 64-bit number if the system does not say.");
+  module.def(
+      "_free_memory", [](bool swaps) { return free_memory(swaps); }, py::arg("swaps"),
+      "The bytes of memory that this process can still take; the largest 64-bit number if the system does not say. "
+      "`swaps`: memory that the system can swap out counts as free.");
 }
 
 }  // namespace mcr::python
