@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -49,6 +51,19 @@ def test_a_step_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> No
     exit_steps.bounded(step)
     assert begun.wait(10)
     never.set()
+
+
+def test_a_program_without_futures_starts_no_thread_for_them() -> None:
+    """At its end, where the system may refuse one."""
+    program = """
+import os
+from datetime import timedelta
+from mcr_dl import _C
+threads = os.listdir("/proc/self/task")
+assert _C.drain_futures(timedelta(seconds=20))
+assert os.listdir("/proc/self/task") == threads
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
 
 
 def test_without_a_thread_the_step_runs_here() -> None:

@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/dispatch.h"
 
-#include <algorithm>
-#include <cstddef>
-#include <iterator>
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include "algorithms/emulate.h"
 #include "algorithms/stripe.h"
@@ -162,6 +158,14 @@ void watch(std::shared_ptr<Work> work) {
   if (progress != nullptr) progress->watch(std::move(work));
 }
 
+// While an error is in flight, which the lack of a thread must not replace. The next call looks for a thread again.
+void watch_failed(std::shared_ptr<Work> work) {
+  try {
+    watch(std::move(work));
+  } catch (const Error&) {
+  }
+}
+
 // The end of the chain: chooses a backend and issues the call.
 class Issue {
  public:
@@ -197,7 +201,7 @@ class Issue {
       timed();
       return source;
     } catch (...) {
-      if (!work->finished()) watch(work);
+      if (!work->finished()) watch_failed(work);
       throw;
     }
   }
@@ -209,18 +213,18 @@ class Issue {
       if (decision_.form == Form::Stream) return enqueue();
       if (decision_.form == Form::Staged) return stage();
       issue(lane);
+      auto work = make_work(passage_, lane.take(), nullptr, brief_);
+      if (timing_.trial != nullptr) [[unlikely]] {
+        timing_.trial->returned();
+        work->on_done([trial = timing_.trial] { trial->ended(); });
+        work->set_wait_time(std::move(timing_.trial));
+      }
+      work->begin();
+      if (!work->finished()) watch(work);
+      return work;
     } catch (...) {
       fail(lane);
     }
-    auto work = make_work(passage_, lane.take(), nullptr, brief_);
-    if (timing_.trial != nullptr) [[unlikely]] {
-      timing_.trial->returned();
-      work->on_done([trial = timing_.trial] { trial->ended(); });
-      work->set_wait_time(std::move(timing_.trial));
-    }
-    work->begin();
-    if (!work->finished()) watch(work);
-    return work;
   }
 
  private:
@@ -373,7 +377,7 @@ class Issue {
   // Call in a catch block. Requests that were started before the error stay alive until they end: the library still
   // uses their memory.
   [[noreturn]] void fail(Lane& lane) {
-    if (lane.pending()) watch(make_work(passage_, lane.take()));
+    if (lane.pending()) watch_failed(make_work(passage_, lane.take()));
     try {
       throw;
     } catch (const Error& error) {
@@ -391,25 +395,6 @@ class Issue {
 
 }  // namespace
 
-Error refusal(const Passage& passage, ErrorCode code, const std::string& text) {
-  return refusal(passage, Error(code, text));
-}
-
-std::string described(const Passage& passage) {
-  const auto backend = passage.slot == nullptr ? passage.group.any_backend() : passage.slot->name;
-  const auto* function = passage.plan.names->function;
-  return describe(std::string(backend), function == nullptr ? row(passage.call.op).name : function,
-                  *passage.group.label());
-}
-
-Error refusal(const Passage& passage, const Error& error) {
-  const auto text = described(passage) + ": " + error.what();
-  const auto code = error.code();
-  if (error.cause() != nullptr) return Error(code, text).caused_by(error.cause());
-  if (code != ErrorCode::Backend && code != ErrorCode::Timeout) return {code, text};
-  return {code, text, Subject{*passage.group.label(), passage.notes.seq, row(passage.call.op).is(kPeer)}};
-}
-
 std::shared_ptr<Work> hold(Passage& passage, std::unique_ptr<Request> request) {
   Requests requests;
   if (request != nullptr) requests.push_back(std::move(request));
@@ -422,31 +407,6 @@ std::shared_ptr<Work> hold(Passage& passage, Requests requests, std::shared_ptr<
   auto work = make_work(passage, std::move(requests), std::move(point));
   watch(work);
   return work;
-}
-
-std::shared_ptr<void> memory_of(Plan& plan) {
-  if (plan.kept == nullptr && plan.keep != nullptr) {
-    plan.kept = plan.keep(plan.keeper);
-    plan.keep = nullptr;
-  }
-  plan.release = nullptr;
-  if (!plan.scratch.empty()) {
-    auto scratch = std::make_shared<std::vector<std::unique_ptr<std::byte[]>>>();
-    std::ranges::move(plan.scratch, std::back_inserter(*scratch));
-    plan.scratch.clear();
-    plan.owned.push_back(std::move(scratch));
-  }
-  std::vector<std::shared_ptr<void>> all(plan.owned.begin(), plan.owned.end());
-  all.push_back(plan.kept);
-  return std::make_shared<std::vector<std::shared_ptr<void>>>(std::move(all));
-}
-
-Group::Inside stay_in(Group& group, const Passage& passage) {
-  try {
-    return Group::Inside(group);
-  } catch (const Error& error) {
-    throw refusal(passage, error);
-  }
 }
 
 // Not always within the caller's run() or start().

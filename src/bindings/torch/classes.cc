@@ -51,10 +51,8 @@ void add_torch_backend(py::module_& module) {
       .def("__deepcopy__",
            [](const Options& options, const py::dict&) { return c10::make_intrusive<Options>(options); })
       .def("__repr__", represent);
-  module.def(
-      "drain_futures", [](std::chrono::milliseconds limit) { return Completions::instance().drain(limit); },
-      py::call_guard<Unlocked>(), py::arg("limit"),
-      "Waits until the callbacks of completed operations have run. False if some are still running then.");
+  module.def("drain_futures", &Completions::drain, py::call_guard<Unlocked>(), py::arg("limit"),
+             "Waits until the callbacks of completed operations have run. False if some are still running then.");
   py::class_<TorchBackend, c10d::Backend, c10::intrusive_ptr<TorchBackend>>(
       module, "TorchBackend", "A group as a backend of torch.distributed.")
       .def(py::init([](std::shared_ptr<Group> group, std::vector<std::string> backends) {

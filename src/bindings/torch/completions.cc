@@ -4,10 +4,13 @@
 #include <cxxabi.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <string>
 #include <system_error>
 #include <thread>
 #include <utility>
 
+#include "base/error.h"
 #include "bindings/python/errors.h"
 
 namespace mcr::python {
@@ -16,6 +19,8 @@ namespace {
 
 // A thread that is idle this long ends; the first is kept.
 constexpr std::chrono::seconds kPatience{2};
+
+std::atomic<Completions*> made{nullptr};  // the instance, once there is one
 
 }  // namespace
 
@@ -26,8 +31,14 @@ Completions& Completions::instance() {
 }
 
 Completions::Completions() {
-  std::thread(&Completions::serve, this).detach();
+  try {
+    std::thread(&Completions::serve, this).detach();
+  } catch (const std::system_error& error) {
+    throw Error(ErrorCode::Backend, std::string("expected a thread for callbacks of operations, got none: ") +
+                                        error.what() + "; raise the limit of processes (ulimit -u)");
+  }
   idle_ = 1;  // (the thread cannot end so soon)
+  made = this;
 }
 
 void Completions::run(std::function<void()> action) {
@@ -71,8 +82,10 @@ void Completions::serve() {
 }
 
 bool Completions::drain(std::chrono::milliseconds limit) {
-  std::unique_lock lock(mutex_);
-  return done_.wait_for(lock, limit, [this] { return busy_ == 0 && actions_.empty(); });
+  auto* const all = made.load();
+  if (all == nullptr) return true;
+  std::unique_lock lock(all->mutex_);
+  return all->done_.wait_for(lock, limit, [all] { return all->busy_ == 0 && all->actions_.empty(); });
 }
 
 }  // namespace mcr::python

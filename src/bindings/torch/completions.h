@@ -18,15 +18,15 @@ namespace mcr::python {
 /// threads than waiting callbacks, as far as the system grants them.
 class Completions {
  public:
-  /// Starts the first thread. Throws std::system_error if the system grants none. Call it before an operation's
-  /// completion relies on run().
+  /// Starts the first thread. Throws Error if the system grants none. Call it before an operation's completion relies
+  /// on run().
   static Completions& instance();
 
   /// Runs the action soon, in the order of the calls as long as no action waits. An exception in it is reported and not
   /// propagated.
   void run(std::function<void()> action);
-  /// Waits until all actions have run or the time has passed; true if none is left. Without the GIL.
-  bool drain(std::chrono::milliseconds limit);
+  /// Waits until all actions have run or the time has passed; true if none is left, or there was none. Without the GIL.
+  static bool drain(std::chrono::milliseconds limit);
 
  private:
   template <class T, class... Arguments>

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/pass.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <iterator>
+#include <utility>
+
+namespace mcr {
+
+Error refusal(const Passage& passage, ErrorCode code, const std::string& text) {
+  return refusal(passage, Error(code, text));
+}
+
+std::string described(const Passage& passage) {
+  const auto backend = passage.slot == nullptr ? passage.group.any_backend() : passage.slot->name;
+  const auto* function = passage.plan.names->function;
+  return describe(std::string(backend), function == nullptr ? row(passage.call.op).name : function,
+                  *passage.group.label());
+}
+
+Error refusal(const Passage& passage, const Error& error) {
+  const auto text = described(passage) + ": " + error.what();
+  const auto code = error.code();
+  if (error.cause() != nullptr) return Error(code, text).caused_by(error.cause());
+  if (code != ErrorCode::Backend && code != ErrorCode::Timeout) return {code, text};
+  return {code, text, Subject{*passage.group.label(), passage.notes.seq, row(passage.call.op).is(kPeer)}};
+}
+
+std::shared_ptr<void> memory_of(Plan& plan) {
+  if (plan.kept == nullptr && plan.keep != nullptr) {
+    plan.kept = plan.keep(plan.keeper);
+    plan.keep = nullptr;
+  }
+  plan.release = nullptr;
+  if (!plan.scratch.empty()) {
+    auto scratch = std::make_shared<std::vector<std::unique_ptr<std::byte[]>>>();
+    std::ranges::move(plan.scratch, std::back_inserter(*scratch));
+    plan.scratch.clear();
+    plan.owned.push_back(std::move(scratch));
+  }
+  std::vector<std::shared_ptr<void>> all(plan.owned.begin(), plan.owned.end());
+  all.push_back(plan.kept);
+  return std::make_shared<std::vector<std::shared_ptr<void>>>(std::move(all));
+}
+
+Group::Inside stay_in(Group& group, const Passage& passage) {
+  try {
+    return Group::Inside(group);
+  } catch (const Error& error) {
+    throw refusal(passage, error);
+  }
+}
+
+}  // namespace mcr
