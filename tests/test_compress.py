@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -331,6 +332,29 @@ def test_encode_raises() -> None:
     passes.register_codec(Failing("nowhere"), "failing")
     with pytest.raises(mcr_dl.BackendError, match=r"codec failing: the sender could not encode: .*no such value"):
         passes.encode(torch.ones(5), "failing")
+
+
+def test_an_interrupt_while_a_codec_is_made() -> None:
+    """Ctrl-C is not lost in the error of the codec's name."""
+
+    def make(where: str) -> codec_faults.Broken:
+        signal.raise_signal(signal.SIGINT)
+        return codec_faults.Broken(where)
+
+    def interrupted() -> None:
+        try:
+            passes.encode(torch.ones(5), "made-late:where=nowhere")
+        finally:
+            for _ in range(1000):  # Python looks for signals
+                pass
+
+    passes.register_codec(make, "made-late", ("where",))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("options", ["tolerance=1e-3", "feedback=a,tolerance=1e-3", "tolerance=1e-3,feedback=a"])

@@ -142,6 +142,10 @@ def test_in_a_completion_hook(pools: Pools, size: int, backend: str, blocking: b
     pools.get("processes", size).run(user_code.in_hook, backend, blocking, everywhere, limit=30.0)
 
 
+def test_an_interrupt_in_a_completion_hook(pools: Pools) -> None:
+    pools.get("processes", 2).run(user_code.interrupted_hook, limit=30.0)
+
+
 @backends
 def test_in_the_hook_of_a_dropped_work(pools: Pools, backend: str) -> None:
     """No exception is lost silently."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import signal
 import sys
 import threading
 import time
@@ -373,6 +374,23 @@ def unasked_hook(backend: str) -> None:
         sys.unraisablehook = before
     assert len(seen) == 1
     assert "the completion hook has raised ValueError: bad batch" in seen[0]
+
+
+def interrupted_hook() -> None:
+    """Ctrl-C in a hook reaches the program, in addition to the call's error."""
+    group = _torch_group(lambda _: signal.raise_signal(signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with contextlib.suppress(BackendError):
+            dist.all_reduce(torch.ones(5), group=group)
+        for _ in range(1000):  # Python looks for signals
+            pass
+    except KeyboardInterrupt:
+        dist.destroy_process_group(group)
+    else:
+        raise AssertionError("Ctrl-C is lost")
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def in_callback(backend: str, door: str, everywhere: bool) -> None:

@@ -44,8 +44,8 @@ Error error_of(py::error_already_set& error) {
   return {code, utf8_of(text.get(), "an exception without a text")};
 }
 
-// Ctrl-C in a codec must not end as the codec's failure alone, which other ranks get, too: the main thread gets it once
-// more, when it next looks for signals or runs Python code.
+// Ctrl-C in a codec must not end as an error of the codec alone, which other ranks may get, too: the main thread gets
+// it once more, when it next looks for signals or runs Python code.
 void keep_interrupt(const py::error_already_set& error) {
   if (error.matches(PyExc_KeyboardInterrupt)) PyErr_SetInterrupt();
 }
@@ -222,7 +222,9 @@ void register_codec(const std::string& name, std::vector<std::string> options, c
       const py::object object = py::reinterpret_borrow<py::function>(made)(**arguments);
       return std::make_unique<PythonCodec>(object.attr("name").cast<std::string>(), object);
     } catch (py::error_already_set& error) {
-      throw error_of(error);
+      const auto failure = error_of(error);
+      keep_interrupt(error);  // last: the text may be made by Python code
+      throw failure;
     }
   };
   unlocked([&] { Codecs::instance().add({name, std::move(options), std::move(maker)}); });

@@ -2,6 +2,7 @@
 #include "bindings/torch/hook_runs.h"
 
 #include <chrono>
+#include <string_view>
 
 #include "bindings/python/errors.h"
 #include "bindings/torch/error.h"
@@ -29,6 +30,8 @@ void HookRuns::run(const std::string& call) noexcept {
     hook_();
   } catch (...) {
     const Error error = current_error();
+    // The main thread gets Ctrl-C once more, of which torch's hooks keep the text alone.
+    if (std::string_view(error.what()).starts_with("KeyboardInterrupt")) PyErr_SetInterrupt();
     failure = Error(ErrorCode::Backend, call + ": the completion hook has raised " + error.what());
   }
   const std::lock_guard lock(mutex_);
