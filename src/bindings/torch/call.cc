@@ -83,7 +83,7 @@ TorchCall& TorchCall::out(const TensorList& list, const char* name) {
 
 TorchCall& TorchCall::reduction(const c10d::ReduceOp& op) {
   call_.red = static_cast<RedOp>(static_cast<uint8_t>(op.op_));  // the orders are equal: types.h
-  if (call_.red == RedOp::PREMUL_SUM) call_.factor = tensors_.take_factor(premul_factor(op));
+  if (call_.red == RedOp::PREMUL_SUM) named([&] { call_.factor = tensors_.take_factor(premul_factor(op)); });
   return *this;
 }
 
