@@ -176,6 +176,7 @@ TorchBackend::TorchWorkPtr TorchBackend::endCoalescing() {
   auto parts = blocks_.take();
   if (!parts) throw Error(ErrorCode::InvalidArgument, "mcr: endCoalescing() without startCoalescing()");
   const UnlockedIfHeld guard;
+  const StaysWhilePythonEnds stays;
   end_batch();
   return wrap(std::move(*parts), OpType::COALESCED, sequence_.load());
 }
@@ -357,6 +358,8 @@ TorchBackend::TorchWorkPtr TorchBackend::recvAnysource(TensorList& tensors, int 
 // ---- the group as a whole
 
 void TorchBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
+  const UnlockedIfHeld unlocked;
+  const StaysWhilePythonEnds stays;
   const Locked locked;
   const auto limit = opts.timeout.count() > 0 ? opts.timeout : group_->spec().timeout;
   runtime("monitored_barrier")(py::cast(group_), limit, wait_all_ranks);
@@ -372,6 +375,7 @@ void TorchBackend::registerOnCompletionHook(std::function<void(std::shared_ptr<c
 
 void TorchBackend::waitForPendingWorks() {
   const UnlockedIfHeld guard;
+  const StaysWhilePythonEnds stays;
   for_torch([&] { hook_runs_.wait(check_signals); });
 }
 
@@ -389,6 +393,8 @@ c10::intrusive_ptr<c10d::Backend> TorchBackend::split(const c10::intrusive_ptr<c
                                                       const std::vector<int>& ranks,
                                                       const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
   if (std::ranges::find(ranks, getRank()) == ranks.end()) return nullptr;
+  const UnlockedIfHeld unlocked;
+  const StaysWhilePythonEnds stays;
   const Locked locked;
   if (store == nullptr || store != split_.first) {  // else torch asks for another type of device
     auto part = runtime("split")(py::cast(group_), ranks, opts->timeout, py::cast(opts), options_->backends);
@@ -401,6 +407,8 @@ bool TorchBackend::supportsShrinking() const { return true; }
 
 c10::intrusive_ptr<c10d::Backend> TorchBackend::shrink(const std::vector<int64_t>& excluded, int,
                                                        const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
+  const UnlockedIfHeld unlocked;
+  const StaysWhilePythonEnds stays;
   const Locked locked;
   const auto options = opts == nullptr ? py::object(py::none()) : py::cast(opts);
   return runtime("shrink")(py::cast(group_), excluded, options).cast<c10::intrusive_ptr<TorchBackend>>();

@@ -158,6 +158,7 @@ void TorchCall::run() {
 std::shared_ptr<Work> TorchCall::start() {
   note_site();
   const UnlockedIfHeld guard;
+  const StaysWhilePythonEnds stays;
   return mcr::start(group_, prepare(), call_, plan_, nullptr, check_signals);
 }
 
