@@ -185,7 +185,7 @@ class Rendezvous {
   }
 
   /// Deletes the keys that all ranks have read: those of this rank, and on the first one all but its last, which other
-  /// ranks may still read.
+  /// ranks may still read. After the last step.
   void forget_steps() {
     if (steps_.empty()) return;
     if (spec_.rank == 0) steps_.pop_back();
@@ -207,6 +207,7 @@ class Rendezvous {
     const auto answers = gather(step, answer);
     const auto failed = std::ranges::find_if(answers, [](const auto& one) { return one != kFine; });
     if (failed == answers.end()) return;
+    forget_steps();
     const auto space = failed->find(' ');
     throw Error(static_cast<ErrorCode>(std::stoi(failed->substr(0, space))),
                 failed->substr(space + 1) + " (rank " + std::to_string(failed - answers.begin()) + " of the group)");
