@@ -365,13 +365,15 @@ TEST(ranks_connect_where_few_connections_may_wait) {
     std::puts("few waiting connections: NOT CHECKED, since this user may make no network namespace");
     return;
   }
-  std::ofstream("/proc/sys/net/core/somaxconn") << 1 << std::flush;
-  CHECK(shm::largest_backlog() == 1);
-  std::atomic<int> connected{0};
-  together(6, [&](shm::Engine& engine, int) {
-    run(engine, call_of(Op::barrier, nullptr, nullptr));
-    ++connected;
-  });
-  CHECK(connected == 6);
+  for (const int most : {1, 0}) {
+    std::ofstream("/proc/sys/net/core/somaxconn") << most << std::flush;
+    CHECK(shm::largest_backlog() == 1);
+    std::atomic<int> connected{0};
+    together(6, [&](shm::Engine& engine, int) {
+      run(engine, call_of(Op::barrier, nullptr, nullptr));
+      ++connected;
+    });
+    CHECK(connected == 6);
+  }
   CHECK(setns(before.get(), CLONE_NEWNET) == 0);
 }

@@ -82,8 +82,8 @@ File listen_at(const std::string& name, int most) {
 
 int largest_backlog() {
   int most = 0;
-  std::ifstream("/proc/sys/net/core/somaxconn") >> most;
-  return most > 0 ? most : kUsualBacklog;
+  if (!(std::ifstream("/proc/sys/net/core/somaxconn") >> most)) return kUsualBacklog;
+  return std::max(most, 1);  // one connection may always wait
 }
 
 File connect_to(const std::string& name, const Patience& patience) {
