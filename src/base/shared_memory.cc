@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <map>
 #include <mutex>
@@ -23,6 +24,8 @@
 namespace mcr {
 
 namespace {
+
+constexpr int64_t kSmallest = 4096;  // bytes that one allocation takes, if there are more
 
 [[noreturn]] void refused(const char* what, int64_t bytes, int number, const char* variable) {
   const auto files = advice_on_files(number);
@@ -92,9 +95,18 @@ void Memory::populate(int64_t offset, int64_t bytes) {
   require_free(bytes, variable_);
   if (madvise(at(offset), static_cast<std::size_t>(bytes), MADV_POPULATE_WRITE) == 0) return;
   if (errno != EINVAL) refused("madvise", bytes, errno, variable_);
-  // Kernels before 5.14 do not have it. An allocation leaves the page tables empty. A signal ends it without an effect.
-  while (fallocate(file_.get(), 0, offset, bytes) != 0) {
-    if (errno != EINTR) refused("fallocate", bytes, errno, variable_);
+  // Kernels before 5.14 do not have it. An allocation leaves the page tables empty. A signal ends it without an effect:
+  // a smaller one fits between the signals of a timer.
+  for (auto piece = bytes; bytes > 0;) {
+    piece = std::min(piece, bytes);
+    if (fallocate(file_.get(), 0, offset, piece) == 0) {
+      offset += piece;
+      bytes -= piece;
+    } else if (errno == EINTR) {
+      piece = std::max(piece / 2, kSmallest);
+    } else {
+      refused("fallocate", bytes, errno, variable_);
+    }
   }
 }
 
