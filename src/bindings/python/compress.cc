@@ -44,12 +44,6 @@ Error error_of(py::error_already_set& error) {
   return {code, utf8_of(text.get(), "an exception without a text")};
 }
 
-// Ctrl-C in a codec must not end as an error of the codec alone, which other ranks may get, too: the main thread gets
-// it once more, when it next looks for signals or runs Python code.
-void keep_interrupt(const py::error_already_set& error) {
-  if (error.matches(PyExc_KeyboardInterrupt)) PyErr_SetInterrupt();
-}
-
 // The error for a codec that failed on some rank.
 Error failed(const std::string& text) {
   return Error(ErrorCode::Backend, text).caused_by(std::make_shared<const Cause>());
@@ -124,7 +118,7 @@ class PythonCodec final : public Codec {
       return bytes;
     } catch (py::error_already_set& error) {
       const auto bytes = encode_failure(exception_text(error.value().ptr()), count, dtype, out);
-      keep_interrupt(error);  // last: the codec still had to tell its capacity
+      keep_interrupt(error.type().ptr());  // last: the codec still had to tell its capacity
       return bytes;
     } catch (const py::cast_error&) {
       const auto text = "encode() returned a number beyond 64 bits, expected 0 to " + std::to_string(room);
@@ -154,7 +148,7 @@ class PythonCodec final : public Codec {
                              row(dtype).name);
     } catch (py::error_already_set& error) {
       const auto text = exception_text(error.value().ptr());
-      keep_interrupt(error);
+      keep_interrupt(error.type().ptr());
       throw failed("codec " + name() + ": cannot decode: " + text);
     }
   }
@@ -223,7 +217,7 @@ void register_codec(const std::string& name, std::vector<std::string> options, c
       return std::make_unique<PythonCodec>(object.attr("name").cast<std::string>(), object);
     } catch (py::error_already_set& error) {
       const auto failure = error_of(error);
-      keep_interrupt(error);  // last: the text may be made by Python code
+      keep_interrupt(error.type().ptr());  // last: the text may be made by Python code
       throw failure;
     }
   };

@@ -135,6 +135,10 @@ Error take_error(const std::string& where) {
   return Error(ErrorCode::Backend, where + ": " + exception_text(exception)).caused_by(cause);
 }
 
+void keep_interrupt(PyObject* exception) {
+  if (PyErr_GivenExceptionMatches(exception, PyExc_KeyboardInterrupt) != 0) PyErr_SetInterrupt();
+}
+
 void report_unraisable(const char* where) noexcept {
   const WhilePythonLives lives;
   if (!lives || Py_IsInitialized() == 0) return;

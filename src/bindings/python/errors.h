@@ -27,6 +27,11 @@ std::string exception_text(PyObject* exception);
 /// thread, with a note that says `where` it was raised. Needs the GIL.
 Error take_error(const std::string& where);
 
+/// Ctrl-C in Python code must not end as another error alone, or as none: if the exception, or class of one, is a
+/// KeyboardInterrupt, the main thread gets it once more, when it next looks for signals or runs Python code. Needs the
+/// GIL.
+void keep_interrupt(PyObject* exception);
+
 /// Reports the C++ exception in flight, which no call can raise, through sys.unraisablehook. Call inside a catch block,
 /// with or without the GIL.
 void report_unraisable(const char* where) noexcept;

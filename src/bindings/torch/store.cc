@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bindings/torch/store.h"
 
+#include <pybind11/pybind11.h>
+
 #include <exception>
 #include <vector>
+
+#include "bindings/python/errors.h"
+#include "bindings/python/gil.h"
 
 namespace mcr::python {
 
@@ -36,6 +41,9 @@ std::string TorchStore::get(const std::string& key) {
 void TorchStore::erase(const std::string& key) noexcept {
   try {
     store_->deleteKey(key);
+  } catch (const pybind11::error_already_set& error) {  // of a store in Python
+    const Locked locked;
+    keep_interrupt(error.type().ptr());
   } catch (const std::exception&) {  // some stores cannot
   }
 }
