@@ -102,10 +102,11 @@ const Selector::Choice& Selector::remembered(const Call& call) {
   return *place.load();
 }
 
-// Calls of all sizes share the choice, and ranks may make other calls first, so its counts do not matter.
+// Calls of all sizes share the choice, and ranks may make other calls first, so neither its counts nor its hint matter.
 const Selector::Choice& Selector::decide(const Call& made) {
   Call call = made;
   call.in.count = call.out.count = 0;
+  call.size_hint = -1;
   call.in_counts = call.in_displs = call.out_counts = call.out_displs = {};
   const Field compared = field(call);
   Choice choice;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "choose/select.h"
 
+#include <algorithm>
+#include <climits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -39,6 +41,15 @@ class Named : public Declared {
  public:
   Named() : Declared(true) {}
   bool supports(const Call& call) const override { return call.op != Op::recv || call.root != kAnyRank; }
+};
+
+// Has small counts, as Open MPI.
+class Narrow : public Declared {
+ public:
+  Narrow() : Declared(true) {}
+  bool supports(const Call& call) const override {
+    return std::max(message_elements(call, kRanks), call.size_hint / size_of(call.dtype)) <= INT_MAX;
+  }
 };
 
 // Does nothing, as `null`.
@@ -187,6 +198,20 @@ TEST(a_receive_from_any_rank_decides_for_no_other) {
   CHECK(one.group().choose(any).name == "two");
   CHECK(one.group().choose(call(Op::recv, 1)).name == "one" && one.group().choose(call(Op::send, 1)).name == "one");
   CHECK(one.group().choose(any).name == "two");
+}
+
+// One rank alone may ask for it.
+TEST(a_very_large_size_decides_for_no_other) {
+  ranks::Alone one([] { return std::make_unique<Narrow>(); }, kRanks, 0, "one");
+  ranks::Alone two([] { return std::make_unique<Declared>(false); }, kRanks, 0, "two");
+  one.group().connect(two.backend(), 0);
+  auto large = call(Op::all_to_all, 0, DType::Byte);
+  large.vectored = true;
+  large.size_hint = int64_t{3} << 30;
+  CHECK(one.group().selector().explain(large).chosen->name == "two");
+  auto small = large;
+  small.size_hint = 1024;
+  CHECK(one.group().choose(small).name == "one" && one.group().choose(large).name == "two");
 }
 
 TEST(sizes_that_ranks_may_not_share_are_not_used) {
