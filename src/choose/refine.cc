@@ -45,8 +45,8 @@ Refinement::Turn Refinement::next(const Call& call, int64_t bytes) {
     bucket.timed = (bucket.trial + period_ / 2) % period_;
   }
   const int64_t place = count % period_;
-  if (place == bucket.trial) return {Part::Trial, &bucket};
-  return {place == bucket.timed ? Part::Timed : Part::Nothing, &bucket};
+  if (place == bucket.trial) return {Part::Trial, &bucket, count};
+  return {place == bucket.timed ? Part::Timed : Part::Nothing, &bucket, count};
 }
 
 // The candidate that has waited longest. Candidates without a curve go first, but only as often as it takes to get one,
@@ -67,8 +67,18 @@ const Refinement::Option* Refinement::pick(Bucket& bucket, const Option& chosen,
   const int seldom = comparable ? std::clamp((best->cost - chosen.cost) >> 16, 0, kMostSeldom) : 0;
   auto& series = bucket.series[best->candidate];
   ++series.tries;
+  series.due_before = series.due;
   series.due = bucket.window + (int64_t{1} << seldom);
   return best;
+}
+
+void Refinement::withdraw(const Count& count) {
+  std::lock_guard lock(mutex_);
+  if (count.bucket->calls != count.number + 1) return;
+  --count.bucket->calls;
+  if (count.tried == nullptr) return;
+  --count.tried->tries;
+  count.tried->due = count.tried->due_before;
 }
 
 void Refinement::add(Series& series, std::chrono::nanoseconds time) {

@@ -35,7 +35,8 @@ class Refinement {
     std::array<int64_t, kKept> times{};  // nanoseconds
     std::size_t count = 0;
     int64_t tries = 0;
-    int64_t due = 0;  // the first window in which it may be tried again
+    int64_t due = 0;         // the first window in which it may be tried again
+    int64_t due_before = 0;  // the last try
   };
 
   /// Calls of similar cost: one op and form, one class of types, about one size.
@@ -52,6 +53,14 @@ class Refinement {
   struct Turn {
     Part part;
     Bucket* bucket;
+    int64_t number;  // of the call in its bucket
+  };
+
+  /// A call's part in the counts, for withdraw().
+  struct Count {
+    Bucket* bucket = nullptr;  // null: nothing
+    int64_t number = 0;
+    Series* tried = nullptr;  // that of the candidate that pick() has returned for it
   };
 
   /// A candidate that can do the call.
@@ -70,6 +79,9 @@ class Refinement {
   Turn next(const Call& call, int64_t bytes);
   /// The candidate among `others`, which can all do the call, that the trial uses; null if none is due.
   const Option* pick(Bucket& bucket, const Option& chosen, std::span<const Option> others);
+  /// Takes back the count of the bucket's latest call, which has failed before anything was sent, perhaps only on this
+  /// rank.
+  void withdraw(const Count& count);
   void add(Series& series, std::chrono::nanoseconds time);
 
   /// A number that is equal on ranks that have made identical calls; at most 2^62.

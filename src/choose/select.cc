@@ -236,24 +236,33 @@ Slot* Selector::choose(const Call& call, int64_t bytes, Timing& timing) {
   // Asynchronous calls have no time of their own, and one of any form may be asynchronous on some ranks. The group
   // decides that: a call that different threads make, as in a step of a pass, has any form on some ranks only.
   if (refinement_ != nullptr && (call.asynchronous || (call.any_form && timing.any_form))) return &slot;
-  if (refinement_ != nullptr) return refined(call, bytes, slot, timing.stopwatch);
+  if (refinement_ != nullptr) return refined(call, bytes, slot, timing);
   // Passes may issue calls in an order of their own, which the trials of two ranks might count differently.
   if (!tried) return &slot;
   auto turn = trials_->next(call, bytes, [&] { return options(call, bytes, slot); });
   if (!turn) return nullptr;
   timing.trial = std::move(turn->trial);
+  timing.tried = turn->count;
   auto* const candidate = &at(turn->candidate);
   if (turn->decided) (*choice.decided)[Trials::octave(bytes)].store(candidate, std::memory_order_relaxed);
   return candidate;
 }
 
-Slot* Selector::refined(const Call& call, int64_t bytes, Slot& usual, Stopwatch& watch) {
+void Selector::withdraw(const Timing& timing) {
+  if (timing.tried.number >= 0 && trials_ != nullptr) trials_->withdraw(timing.tried);
+  if (timing.refined.bucket != nullptr && refinement_ != nullptr) refinement_->withdraw(timing.refined);
+}
+
+Slot* Selector::refined(const Call& call, int64_t bytes, Slot& usual, Timing& timing) {
   const auto turn = refinement_->next(call, bytes);
+  timing.refined = Refinement::Count{turn.bucket, turn.number, nullptr};
   if (turn.part == Refinement::Part::Nothing) [[likely]]
     return &usual;
   Slot* slot = turn.part == Refinement::Part::Trial ? try_another(*turn.bucket, call, bytes, usual) : &usual;
   if (slot == nullptr) return &usual;
-  watch.start(*refinement_, turn.bucket->series[place_of(*slot)]);
+  auto& series = turn.bucket->series[place_of(*slot)];
+  if (turn.part == Refinement::Part::Trial) timing.refined.tried = &series;
+  timing.stopwatch.start(*refinement_, series);
   return slot;
 }
 

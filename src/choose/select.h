@@ -90,6 +90,8 @@ struct Timing {
   bool any_form = false;         // Group::any_form()
   Stopwatch stopwatch;           // for refinement
   std::shared_ptr<Trial> trial;  // null: not timed by the trials
+  Trials::Count tried;           // the call's number for the trials
+  Refinement::Count refined;     // and for refinement
 };
 
 /// The choices of one group. choose() and explain() may be called from any thread, but not concurrently with calls that
@@ -110,6 +112,9 @@ class Selector {
   /// candidate and time it. `bytes`: its message_bytes(). Null: the ranks must agree first, in await_trials(); then
   /// call this again.
   Slot* choose(const Call& call, int64_t bytes, Timing& timing);
+  /// Gives back what choose() has counted for the group's latest call, which has failed on this rank before anything
+  /// was sent: else this rank would use other candidates than the others from then on.
+  void withdraw(const Timing& timing);
   void await_trials(const Call& call, const std::function<void()>& check);
 
   /// Turns trials on, of the calls that the measurements do not cover. `group`: its name. Once, when the group is made.
@@ -212,7 +217,7 @@ class Selector {
   void find_eligible();
   void forget();
   std::size_t place_of(const Slot& slot) const;
-  Slot* refined(const Call& call, int64_t bytes, Slot& usual, Stopwatch& watch);
+  Slot* refined(const Call& call, int64_t bytes, Slot& usual, Timing& timing);
   Trials::Options options(const Call& call, int64_t bytes, const Slot& usual) const;
   int64_t uncovered_from(const Subject& subject) const;
   void start_trials();

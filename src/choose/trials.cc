@@ -101,6 +101,7 @@ std::size_t Trials::bucket_of(const Call& call, int64_t bytes, const std::functi
 
 void Trials::begin_round(Bucket& bucket) const {
   bucket.calls = 0;
+  bucket.reported = false;
   for (auto& each : bucket.tried) each.times.assign(static_cast<std::size_t>(kRounds[bucket.round].tries), kNotTimed);
 }
 
@@ -128,7 +129,7 @@ std::optional<Trials::Turn> Trials::next(const Call& call, int64_t bytes, const 
   const auto number = bucket_of(call, bytes, options);
   auto& bucket = *buckets_[number];
   if (!bucket.decided) {
-    if (bucket.calls == calls_before_report(bucket)) {
+    if (bucket.calls == calls_before_report(bucket) && !std::exchange(bucket.reported, true)) {
       auto& reports = queue();
       const std::lock_guard other(reports.mutex);
       reports.reports.emplace_back(shared_from_this(), number);
@@ -141,13 +142,24 @@ std::optional<Trials::Turn> Trials::next(const Call& call, int64_t bytes, const 
   }
   if (bucket.decided) return Turn{bucket.best, nullptr, true};
   const auto width = static_cast<int64_t>(bucket.tried.size());
+  const Count counted{number, bucket.round, bucket.calls};
   const auto count = bucket.calls++;
-  if (count >= kRounds[bucket.round].tries * width) return Turn{.candidate = bucket.best, .trial = nullptr};
+  if (count >= kRounds[bucket.round].tries * width) {
+    return Turn{.candidate = bucket.best, .trial = nullptr, .count = counted};
+  }
   // The order changes from turn to turn: a program's loop may have several calls of one bucket.
   const auto turn = static_cast<uint64_t>(count / width);
   const auto place = (static_cast<uint64_t>(count) + mixed_bits(turn)) % static_cast<uint64_t>(width);
   const Trial::Place timed{number, bucket.round, place, turn};
-  return Turn{.candidate = bucket.tried[place].index, .trial = std::make_shared<Trial>(shared_from_this(), timed)};
+  return Turn{.candidate = bucket.tried[place].index,
+              .trial = std::make_shared<Trial>(shared_from_this(), timed),
+              .count = counted};
+}
+
+void Trials::withdraw(const Count& count) {
+  const std::lock_guard lock(mutex_);
+  auto& bucket = *buckets_[count.bucket];
+  if (!bucket.decided && bucket.round == count.round && bucket.calls == count.number + 1) --bucket.calls;
 }
 
 void Trials::await(const Call& call, int64_t bytes, const std::function<void()>& check) {

@@ -79,10 +79,16 @@ class Trials : public std::enable_shared_from_this<Trials> {
   /// `candidates`: their names, in the group's order; `serial` tells this object from others of the group.
   Trials(std::string group, int64_t serial, std::vector<std::string> candidates);
 
+  /// The number of a call in one round of its bucket.
+  struct Count {
+    std::size_t bucket = 0, round = 0;
+    int64_t number = -1;  // -1: not counted
+  };
   struct Turn {
     std::size_t candidate;
     std::shared_ptr<Trial> trial;  // null: the call is not timed
-    bool decided = false;          // all later calls of the bucket use the candidate
+    bool decided = false;          // all later calls of the bucket use the candidate, and are not counted
+    Count count = {};
   };
   /// One octave of sizes shares a bucket: the best candidate rarely differs inside. Up to 2 GiB.
   static constexpr std::size_t kOctaves = 32;
@@ -91,6 +97,9 @@ class Trials : public std::enable_shared_from_this<Trials> {
   /// Counts a call, and returns its candidate. Nothing if the ranks must agree first: then call await(), and next()
   /// again. `options` is called for the first call of a bucket.
   std::optional<Turn> next(const Call& call, int64_t bytes, const std::function<Options()>& options);
+  /// Gives back the number of the bucket's latest call, which has failed before anything was sent, perhaps only on this
+  /// rank.
+  void withdraw(const Count& count);
   /// Waits until the ranks have agreed on what the call's bucket needs. Throws Error if they cannot, or what `check`
   /// throws, which is called now and then.
   void await(const Call& call, int64_t bytes, const std::function<void()>& check);
@@ -161,7 +170,8 @@ class Trials : public std::enable_shared_from_this<Trials> {
     std::vector<Candidate> tried;    // in this round
     std::vector<Candidate> dropped;  // in earlier rounds
     std::size_t round = 0;
-    int64_t calls = 0;  // in this round
+    int64_t calls = 0;      // in this round
+    bool reported = false;  // this round
     bool decided = false, remembered = false;
     std::optional<Times> agreed;
     std::string failure;

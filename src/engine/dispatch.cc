@@ -378,6 +378,7 @@ class Issue {
   // uses their memory.
   [[noreturn]] void fail(Lane& lane) {
     if (lane.pending()) watch_failed(make_work(passage_, lane.take()));
+    if (!passage_.notes.sent) passage_.group.selector().withdraw(timing_);
     try {
       throw;
     } catch (const Error& error) {

@@ -29,11 +29,15 @@ Call call(Op op, int64_t count, DType dtype = DType::Float) {
   return made;
 }
 
-// Does whatever it is asked on the spot, and counts.
+// Does whatever it is asked on the spot, and counts; or fails before it is asked.
 class Instant : public Communicator {
  public:
-  explicit Instant(int& calls) : calls_(calls) {}
+  Instant(int& calls, const bool& fails) : calls_(calls), fails_(fails) {}
   bool supports(const Call& call) const override { return call.dtype == DType::Float || call.dtype == DType::Long; }
+  bool takes_in_place(const Call&) const override {
+    if (fails_) throw Error(ErrorCode::Backend, "no memory");
+    return false;
+  }
   void issue(const Call&, Lane& lane) override {
     ++calls_;
     if (!lane.blocking()) lane.track(std::make_unique<Done>());
@@ -44,6 +48,7 @@ class Instant : public Communicator {
     bool poll() override { return true; }
   };
   int& calls_;
+  const bool& fails_;
 };
 
 // A group with the candidates a, b and c.
@@ -67,6 +72,7 @@ class Trio {
     for (int i = 0; i < times; ++i) ranks::run(group(), call, slot);
     return calls_;
   }
+  void fail(bool fails) { fails_ = fails; }
   std::map<std::string, int>& calls() { return calls_; }
   void clear() {
     for (auto& [name, count] : calls_) count = 0;
@@ -74,10 +80,11 @@ class Trio {
 
  private:
   ranks::Alone::Make maker(const std::string& name) {
-    return [this, name] { return std::make_unique<Instant>(calls_[name]); };
+    return [this, name] { return std::make_unique<Instant>(calls_[name], fails_); };
   }
 
   std::map<std::string, int> calls_;
+  bool fails_ = false;
   ranks::Alone a_, b_, c_;
 };
 
@@ -191,6 +198,47 @@ TEST(the_same_calls_have_the_same_turns_whatever_the_times) {
   CHECK(one.costs().size() == two.costs().size() && one.costs() != two.costs());
   two.next(call(Op::all_reduce, 8), 1);
   CHECK(one.fingerprint() != two.fingerprint());
+}
+
+TEST(a_call_that_is_not_sent_does_not_count) {
+  Refinement one(3, 3), two(3, 3);
+  const Refinement::Option mine{0, true, unit(5)};
+  const std::vector<Refinement::Option> others = {{1, true, unit(6)}, {2, false, 0}};
+  const auto made = call(Op::all_reduce, 8);
+  const auto turn_of = [&](Refinement& refinement) {
+    const auto turn = refinement.next(made, 32);
+    const auto* picked = turn.part == Part::Trial ? refinement.pick(*turn.bucket, mine, others) : nullptr;
+    auto* const tried = picked == nullptr ? nullptr : &turn.bucket->series[picked->candidate];
+    return std::tuple(turn.part, picked, Refinement::Count{turn.bucket, turn.number, tried});
+  };
+  for (int i = 0; i < 100; ++i) {
+    one.withdraw(std::get<2>(turn_of(one)));
+    const auto [part, picked, count] = turn_of(one);
+    const auto [other_part, other_picked, other_count] = turn_of(two);
+    CHECK(part == other_part && picked == other_picked && count.number == other_count.number);
+  }
+  CHECK(one.fingerprint() == two.fingerprint());
+}
+
+TEST(a_call_that_fails_before_it_is_sent_leaves_the_turns_of_the_others) {
+  auto made = call(Op::all_gather, 8 * kRanks);
+  made.in.count = 8;
+  for (const bool refines : {true, false}) {
+    Trio trio, other;
+    for (auto* const each : {&trio, &other}) {
+      if (refines) {
+        each->selector().refine(4);
+      } else {
+        each->selector().try_candidates("a group");
+      }
+    }
+    for (int i = 0; i < (refines ? 100 : 10); ++i) {
+      trio.fail(true);
+      CHECK(check::has(ranks::failure([&] { trio.run(made, 1); }).text, "no memory"));
+      trio.fail(false);
+      CHECK(trio.run(made, 1) == other.run(made, 1));
+    }
+  }
 }
 
 TEST(blocking_calls_that_name_no_backend_take_part) {

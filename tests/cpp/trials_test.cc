@@ -180,6 +180,18 @@ TEST(all_ranks_use_one_candidate_in_every_call) {
   }
 }
 
+TEST(a_call_that_is_not_sent_gives_its_number_back) {
+  Rank rank({3000, 1000}), other({3000, 1000});
+  const auto options = [] { return Trials::Options{0, {0, 1}}; };
+  for (bool open = true; open;) {
+    if (const auto failed = rank.trials().next(call(), 1024, options)) rank.trials().withdraw(failed->count);
+    const auto candidate = rank.call(call(), 1024);
+    CHECK(candidate == other.call(call(), 1024));
+    open = candidate.has_value();
+  }
+  CHECK(taken().size() == 2);  // one report of each rank
+}
+
 TEST(results_of_an_earlier_job_are_not_tried_again) {
   Rank rank({3000, 1000, 2000});
   auto kind = call();
