@@ -370,6 +370,39 @@ def test_measurements_of_mcr_tune_are_kept(tmp_path: Path, quick: bool) -> None:
         assert found is None
 
 
+def test_programs_with_other_backends_share_a_scale(tmp_path: Path) -> None:
+    """A start keeps the candidates that it has not compared, for the calls that both have measured."""
+
+    def measured(us: dict[str, float], *operations: str) -> Scale:
+        curves = tuple(
+            Curve(name, "float", "float32", candidate, tuple(_samples({4: time})))
+            for name in operations
+            for candidate, time in us.items()
+        )
+        return replace(_scale(quick=True), curves=curves)
+
+    gone = Exclusion("reduce", "float32", "mpi", "1 wrong elements")
+    first = replace(measured({"gloo": 5.0, "mpi": 2.0}, "all_reduce", "reduce_scatter"), excluded=(gone,))
+    trial = Curve("all_reduce", "integer", "int32", "mpi", tuple(_samples({4: 1.0})))
+    path = tmp_path / "t.json"
+    files.write(Table(files.now(), host(), software({}), {}, (replace(first, trials=(trial,)),)), path)
+    second = measured({"gloo": 6.0, "shm": 3.0}, "all_reduce", "all_gather")
+    found = first_start._table_with(path, second, [])
+    assert found is not None
+    files.write(found, path)
+    (scale,) = files.read(path).scales
+    times = {(curve.operation, curve.candidate): curve.samples[0].median_us for curve in scale.curves}
+    assert times == {("all_reduce", "gloo"): 6.0, ("all_reduce", "mpi"): 2.0, ("all_reduce", "shm"): 3.0}
+    assert [winner.at(4) for winner in scale.winners] == ["mpi"]
+    assert (scale.excluded, scale.trials) == ((gone,), ())
+    knowledge = choice.Knowledge("", [0, 0], [False, False], [choice.costs_of(scale)])
+    for candidates in ({"gloo", "mpi"}, {"gloo", "shm"}):
+        assert knowledge.measured(choice.Shape(2, 1, 2), candidates)
+    again = first_start._table_with(path, measured({"gloo": 1.0, "mpi": 1.0, "shm": 1.0}, "reduce"), [])
+    assert again is not None
+    assert {curve.operation for curve in again.scales[0].curves} == {"reduce"}
+
+
 def test_another_default_device_and_type(nursery: Nursery, tmp_path: Path) -> None:
     """Tensors that MCR-DL makes for itself are on the CPU and have types of their own, whatever the program's are."""
     document = {"format": "mcr-dl topology", "version": 1}

@@ -19,6 +19,7 @@ from mcr_dl.measure.timing import TorchControl
 from mcr_dl.runtime import core_groups, state
 from mcr_dl.tables import choice
 from mcr_dl.tables import table as files
+from mcr_dl.tables.earlier import with_others
 from mcr_dl.tables.host import Software, host, software
 from mcr_dl.tables.table import Scale, Table
 
@@ -147,7 +148,10 @@ def _keep(scale: Scale, backends: list[str]) -> str:
 
 
 def _table_with(path: Path, scale: Scale, backends: list[str]) -> Table | None:
-    """The file's table with this scale; None if the file has measurements of mcr-tune with other versions."""
+    """The file's table with this scale; None if the file has measurements of mcr-tune with other versions.
+
+    Programs with other backends have measured other candidates, which stay: each would measure again after the other.
+    """
     running = running_software(backends)
     fresh = Table(created=files.now(), host=host(), software=running, settings={"quick": True})
     old = files.read(path) if path.exists() else fresh
@@ -155,6 +159,9 @@ def _table_with(path: Path, scale: Scale, backends: list[str]) -> Table | None:
         if any(not each.quick for each in old.scales):
             return None
         old = fresh
+    for each in old.scales:
+        if each.quick and each.key == scale.key:
+            scale = with_others(scale, each)
     versions = {**old.software.backends, **running.backends}
     return files.merge(replace(old, software=replace(old.software, backends=versions)), scale)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Joins a new measurement of a part of a scale with what an earlier one has measured."""
+"""Joins a new measurement of a scale with what an earlier one has measured."""
 
 from __future__ import annotations
 
@@ -25,6 +25,26 @@ def completed(scale: Scale, earlier: Scale) -> Scale:
         ),
         excluded=(*excluded, *scale.excluded),
         trials=(*(each for each in earlier.trials if each.subject not in subjects), *scale.trials),
+    )
+    return replace(joined, winners=winners_of(joined))
+
+
+def with_others(scale: Scale, earlier: Scale) -> Scale:
+    """A first start's scale with an earlier one's measurements of the candidates that this one has not compared.
+
+    Of equal keys, machines and versions, so that the times can be compared. Calls that only one of them has measured
+    are left out, since the others' candidates would never be chosen for them: programs try all candidates for these
+    calls. Results of trials are left out, too: they lack candidates.
+    """
+    others = [each for each in earlier.curves if each.candidate not in scale.candidates]
+    if not others:
+        return scale
+    both = {each.subject for each in others} & {each.subject for each in scale.curves}
+    excluded = [each for each in earlier.excluded if each.candidate not in scale.candidates]
+    joined = replace(
+        scale,
+        curves=tuple(each for each in (*others, *scale.curves) if each.subject in both),
+        excluded=(*excluded, *scale.excluded),
     )
     return replace(joined, winners=winners_of(joined))
 
