@@ -265,6 +265,30 @@ def test_variables_of_programs(command: str, arguments: str, tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == [trace]
 
 
+JOB = {"MCR_DL_BACKENDS": "gloo,mpi,stripe(gloo,mpi)", "MCR_DL_TUNE": "all_to_all:*:stripe(gloo,mpi)"}
+
+
+@pytest.mark.parametrize("backends", ["gloo", "all,null", "auto,null"])
+def test_bench_with_the_rules_of_a_program(backends: str) -> None:
+    """They name a backend that the measurement does not start by itself. Named backends join all the others."""
+    done = run("mcr-bench", ["--backends", backends, "--ops", "barrier", "--budget", "0.01", "--no-check"], **JOB)
+    assert done.returncode == 0, done.stderr
+    assert backends.rpartition(",")[2] in done.stdout
+
+
+def test_info_with_the_variables_of_a_job(tmp_path: Path) -> None:
+    """Its rules and its topology are shown, and need not fit one rank."""
+    path = tmp_path / "topology.json"
+    dimensions = [{"name": "a", "size": 2}, {"name": "b", "size": 2}]
+    path.write_text(json.dumps({"format": "mcr-dl topology", "version": 1, "dimensions": dimensions}))
+    done = run("mcr-info", ["--json", "-"], MCR_DL_TOPOLOGY=str(path), **JOB)
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)["facts"]
+    assert facts["rules"] == JOB["MCR_DL_TUNE"]
+    assert "not used: topology: expected dimensions whose sizes make 1 ranks" in facts["topology"]
+    assert facts["tuning table"].startswith("none: MCR_DL_TUNING_TABLE turns it off")
+
+
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_removes_all_that_the_ranks_had(tmp_path: Path, end: signal.Signals) -> None:
     """mcr-bench gets a signal while its ranks measure: they end with it, and their folder is removed."""

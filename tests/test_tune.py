@@ -186,15 +186,16 @@ def test_ranks_that_die_when_all_is_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("MCR_DL_PASSES", "log"), ("MCR_DL_SCHEDULE", "syndicate"), ("MCR_DL_TRACE", "traces")]
+    ("name", "value"),
+    {"MCR_DL_PASSES": "log", "MCR_DL_SCHEDULE": "syndicate", "MCR_DL_TRACE": "dir", "MCR_DL_TUNE": "*:*:shm"}.items(),
 )
 def test_passes_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
-    """Calls are measured without them."""
+    """Calls are measured without them, and without rules."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(name, value)
     plan = replace(PLAN, units=(Unit("barrier", "float32", (0,)),))
     assert not _tune(tmp_path, faults.with_passes, plan).excluded
-    assert not (tmp_path / "traces").exists()
+    assert not (tmp_path / "dir").exists()
 
 
 def test_a_budget_above_the_limit(tmp_path: Path) -> None:

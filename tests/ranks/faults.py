@@ -120,7 +120,7 @@ def dies_at_the_end(*arguments: Any) -> int:
 
 def never_starts(*_: Any) -> int:
     """A backend that ends the process before anything is measured."""
-    raise RuntimeError("no such device")
+    raise RuntimeError("no such device\n  device\n  ^")
 
 
 def with_passes(*arguments: Any) -> int:

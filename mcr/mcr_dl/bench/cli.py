@@ -50,6 +50,7 @@ from mcr_dl.libraries import registry
 from mcr_dl.measure import devices, memory
 from mcr_dl.measure.cases import candidates, differs
 from mcr_dl.measure.timing import TorchControl
+from mcr_dl.tables import rules
 
 _PROGRAM = "mcr-bench"
 _WRONG = 1
@@ -156,12 +157,16 @@ def _parse(argv: Sequence[str] | None) -> tuple[Settings, int]:
 def _start(settings: Settings) -> tuple[_C.Group, list[str]]:
     """The default group, and the names of the candidates to measure on it."""
     wanted = [part.candidate for part in settings.mix] or list(settings.backends)
-    bases = registry.with_parts(wanted)
+    if "auto" not in wanted:
+        os.environ.pop(rules.VARIABLE, None)  # all calls name their candidates
+    ruled = [rule.candidate for rule in rules.parse(os.environ.get(rules.VARIABLE, ""), None)]
+    named = registry.with_parts(name for name in (*wanted, *ruled) if name not in ("all", "auto"))
     devices.take(settings.device)
+    usable = devices.usable_backends(settings.device) if {"all", "auto"} & set(wanted) else []
     variables.leave_out_passes()
-    default_group.init_process_group(
-        devices.usable_backends(settings.device) if {"all", "auto"} & set(bases) else bases
-    )
+    # Only "auto" and computed shares need measurements, which a start without any would make first.
+    needed = "auto" in wanted or any(_C.Candidate(name).parts for name in wanted)
+    default_group.init_process_group([*dict.fromkeys([*usable, *named])], tuning_table=None if needed else "none")
     group = _C.world()
     assert group is not None
     names = [name for each in wanted for name in (candidates(group) if each == "all" else [each])]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 from collections.abc import Sequence
 from typing import Any
@@ -14,38 +15,50 @@ from rich.table import Table
 from mcr_dl import _C
 from mcr_dl._pages import support
 from mcr_dl.base import launcher, variables
-from mcr_dl.base.errors import BackendUnavailableError
+from mcr_dl.base.errors import BackendUnavailableError, InvalidArgumentError
 from mcr_dl.commands import arguments
 from mcr_dl.commands.console import Console
 from mcr_dl.groups import default_group, environment, lifecycle
 from mcr_dl.libraries import null, registry
 from mcr_dl.libraries.registry import available_backends
-from mcr_dl.runtime import state
+from mcr_dl.runtime import dimensions, state
+from mcr_dl.tables import choice, rules
 
 
 def _tuning_text(world: _C.Group) -> str:
     knowledge = state.current().knowledge
     candidates = f"; auto chooses from {', '.join(world.candidates)}"
     if knowledge is None or not knowledge.source:
-        return f"none: measure one with `mcr-tune --quick`{candidates}"
+        off = os.environ.get(choice.VARIABLE) == "none"
+        advice = f"{choice.VARIABLE} turns it off" if off else "measure one with `mcr-tune --quick`"
+        return f"none: {advice}{candidates}"
     return f"{knowledge.source} ({', '.join(scale['name'] for scale in knowledge.scales)}){candidates}"
 
 
-def _start() -> str:
+def _start() -> dict[str, str]:
     """Start the backends that all ranks can use: those of this process may not exist on other hosts, or connect none.
 
-    If there are none, the error, which all ranks get; then a backend that every process has starts.
+    Returns rows of the report. If there are no such backends, one has the error, which all ranks get; then a backend
+    that every process has starts. Rules and the topology may be for a job with other backends or more ranks.
     """
     variables.leave_out_passes()
+    text = os.environ.pop(rules.VARIABLE, "")
+    rows = {"rules": text} if text else {}
     try:
         lifecycle.start("auto", memory="cpu")
     except BackendUnavailableError as error:
         lifecycle.start(null.LIBRARY.name)
-        return str(error)
-    return ""
+        return {"start": str(error), **rows}
+    except InvalidArgumentError as error:
+        if "topology" not in str(error):
+            raise
+        # On all ranks, whether or not they have a topology: the error is one that they have agreed on.
+        os.environ.pop(dimensions.VARIABLE, None)
+        return {"topology": f"not used: {error}", **_start(), **rows}
+    return rows
 
 
-def _facts(world: _C.Group, status: dict[str, str], problem: str) -> dict[str, str]:
+def _facts(world: _C.Group, status: dict[str, str], started: dict[str, str]) -> dict[str, str]:
     launch = launcher.detect()
     libraries = {one.title: one.found(status[one.name]) for one in registry.DESCRIBED if one.title}
     return {
@@ -53,7 +66,7 @@ def _facts(world: _C.Group, status: dict[str, str], problem: str) -> dict[str, s
         "torch": torch.__version__,
         "Python": platform.python_version(),
         "launcher": f"{launch.launcher}, rank {launch.rank} of {launch.size}",
-        **({"start": problem} if problem else {}),
+        **started,
         **libraries,
         "tuning table": _tuning_text(world),
     }
@@ -80,12 +93,12 @@ def _support_table(world: _C.Group, backend: str) -> Table:
     return table
 
 
-def _report(world: _C.Group, status: dict[str, str], problem: str, *, whole: bool) -> None:
+def _report(world: _C.Group, status: dict[str, str], started: dict[str, str], *, whole: bool) -> None:
     console = Console()
     facts = Table(title="MCR-DL", show_header=False, title_justify="left")
     facts.add_column(no_wrap=True)
     facts.add_column(overflow="fold")
-    for name, text in _facts(world, status, problem).items():
+    for name, text in _facts(world, status, started).items():
         facts.add_row(name, text)
     console.print(facts)
     console.print(_backend_table(status))
@@ -115,16 +128,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(given: argparse.Namespace) -> int:
     environment.require()
     status = available_backends()
-    problem = _start()
+    started = _start()
     world = _C.world()
     assert world is not None
-    if world.rank() == 0 and not arguments.write_json(given.json, lambda: _document(world, status, problem)):
-        _report(world, status, problem, whole=given.support)
+    if world.rank() == 0 and not arguments.write_json(given.json, lambda: _document(world, status, started)):
+        _report(world, status, started, whole=given.support)
     default_group.destroy_process_group()
     return 0
 
 
-def _document(world: _C.Group, status: dict[str, str], problem: str) -> dict[str, Any]:
+def _document(world: _C.Group, status: dict[str, str], started: dict[str, str]) -> dict[str, Any]:
     found = {backend: support(world, backend) for backend in world.backends}
-    facts = _facts(world, status, problem)
+    facts = _facts(world, status, started)
     return {"facts": facts, "backends": status, "candidates": list(world.candidates), "support": found}

@@ -108,12 +108,13 @@ class Tuner:
 
     @staticmethod
     def _last_words(log: Path, ranks: LocalRanks) -> str:
-        """The last line that the failed rank has written to stderr."""
+        """The last line with an error that the failed rank has written to stderr; without one, the last line."""
         if ranks.first_failure is None:
             return ""
         errors = log / f"{ranks.first_failure[0]}.err"
         lines = errors.read_text(errors="replace")[-_TAIL:].strip().splitlines() if errors.exists() else []
-        return f": {lines[-1].strip()}" if lines else ""
+        begins = [line for line in lines if "Error: " in line]  # an error may have several lines
+        return f": {(begins or lines)[-1].strip()}" if lines else ""
 
     def _note(self, event: str, **values: Any) -> None:
         self.journal.add(event, **values)

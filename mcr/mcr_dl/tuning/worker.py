@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +20,7 @@ from mcr_dl.measure.cases import Case, Prepared, prepare
 from mcr_dl.measure.timing import MINIMUM_ROUNDS, Sampling, Statistics, TorchControl
 from mcr_dl.passes import chain
 from mcr_dl.runtime import core_groups, state
+from mcr_dl.tables import rules
 from mcr_dl.tables.model import label_of, parts_of
 from mcr_dl.tuning._journal import Journal, Plan, Progress, Unit
 
@@ -180,8 +182,9 @@ class Worker:
 
 
 def start(backends: Iterable[str], timeout: timedelta | None = None) -> None:
-    """Start the runtime in a rank that measures. No table makes choices: candidates are named."""
+    """Start the runtime in a rank that measures. No table or rule makes choices: candidates are named."""
     variables.leave_out_passes()
+    os.environ.pop(rules.VARIABLE, None)
     default_group.init_process_group(list(backends), timeout=timeout, tuning_table="none")
 
 
