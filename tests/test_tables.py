@@ -240,6 +240,12 @@ VIOLATIONS: list[tuple[Callable[[Any], Any], str]] = [
         lambda document: document["scales"].append(document["scales"][0]),
         "scales[1]: expected one entry for cpu, 2, 1, 2, got a second one in addition to scales[0]",
     ),
+    (
+        lambda document: document["scales"][0].update(
+            trials=[{**document["scales"][0]["curves"][0], "dtype": "float31"}]
+        ),
+        "scales[0].trials[0].dtype: expected one of ",
+    ),
     (_at("scales", 0, "winners", 0, "ranges", 0, "from", 4), "winners[0].ranges[0].from: expected 0, got 4"),
     (_at("scales", 0, "winners", 0, "ranges", 1, "from", 0), "ranges[1].from: expected more than 0 (ascending), got 0"),
 ]

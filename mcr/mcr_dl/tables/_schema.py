@@ -88,9 +88,18 @@ def _misspelt(rows: list[dict[str, Any]], where: str) -> str | None:
     return None
 
 
+def _unknown_type(rows: list[dict[str, Any]], where: str) -> str | None:
+    known = _C.dtypes()
+    for index, row in enumerate(rows):
+        if row["dtype"] not in known:
+            return f"{where}[{index}].dtype: expected one of {', '.join(known)}, got {row['dtype']!r}"
+    return None
+
+
 def _scale_faults(scale: dict[str, Any], where: str) -> Iterable[str | None]:
     for kind in ("curves", "excluded", "trials"):
         yield _misspelt(scale.get(kind, []), f"{where}.{kind}")
+    yield _unknown_type(scale.get("trials", []), f"{where}.trials")  # the types of curves are only shown
     for index, winner in enumerate(scale["winners"]):
         yield _misspelt(winner["ranges"], f"{where}.winners[{index}].ranges")
     for kind in ("curves", "trials"):
