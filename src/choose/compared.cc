@@ -101,7 +101,7 @@ Selector::Field Selector::field(const Call& call) const {
   return result;
 }
 
-Selector::Explanation Selector::explain(const Call& call) {
+Selector::Explanation Selector::explain(const Call& call, bool direct) {
   Explanation result{};
   const auto bytes = message_bytes(call, ranks_);
   const Range& range = range_of(remembered(call), bytes);
@@ -119,7 +119,7 @@ Selector::Explanation Selector::explain(const Call& call) {
   for (auto* const slot : native(call)) {
     if (std::ranges::find(compared.slots, slot) == compared.slots.end()) result.excluded.push_back(slot);
   }
-  if (!result.forced && bytes >= 0) explain_trials(call, bytes, result);
+  if (direct && !result.forced && bytes >= 0) explain_trials(call, bytes, result);
   return result;
 }
 

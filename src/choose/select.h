@@ -160,7 +160,8 @@ class Selector {
     std::vector<Candidate> candidates;  // the candidates compared
     std::vector<const Slot*> excluded;  // by the measurements; others that do the call natively
   };
-  Explanation explain(const Call& call);
+  /// `direct`: as in Timing.
+  Explanation explain(const Call& call, bool direct = true);
 
   /// The measured costs on a kind of device: the cost of an Issue for each candidate. Candidates of one backend share
   /// one resource per rank, named after the backend; a candidate made of several uses the resources of all. Equal on

@@ -280,6 +280,9 @@ TEST(results_of_trials_are_explained_where_they_are_used) {
     CHECK(explained.chosen->name == chosen && explained.tried == tried);
     Timing timing(true);
     CHECK(trio.selector().choose(asked, count * 4, timing) == explained.chosen);
+    const auto behind_passes = trio.selector().explain(asked, false);
+    Timing other(false);
+    CHECK(!behind_passes.tried && trio.selector().choose(asked, count * 4, other) == behind_passes.chosen);
   }
   // The largest size of a table covers all others.
   tuning.costs.front().curve.put({int64_t{1} << 62, unit(20)});

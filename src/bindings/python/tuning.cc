@@ -97,7 +97,7 @@ py::dict explain(Group& group, const std::string& operation, int64_t nbytes, con
   call.asynchronous = asynchronous;
   call.size_hint = nbytes;
   const Group::Inside inside(group);
-  const auto explanation = group.selector().explain(call);
+  const auto explanation = group.selector().explain(call, group.chain() == nullptr);
   py::dict candidates;
   bool measured = false;
   bool refined = false;
