@@ -189,9 +189,12 @@ void Trials::conclude(Bucket& bucket) const {
   }
   const auto cost = [](const Candidate& candidate) { return candidate.cost; };
   const auto best = std::ranges::min_element(bucket.tried, {}, cost);
-  if (times.empty() || best->cost == kUnknown) {  // nothing was learnt
+  if (times.empty() || best->cost == kUnknown) {  // nothing was learnt, or only a part, which is no result
     bucket.best = bucket.usual;
     bucket.decided = true;
+    for (auto* const part : {&bucket.tried, &bucket.dropped}) {
+      for (auto& each : *part) each.cost = kUnknown;
+    }
     return;
   }
   const auto usual = std::ranges::find(bucket.tried, bucket.usual, &Candidate::index);

@@ -215,6 +215,19 @@ TEST(without_an_agreement_the_usual_candidate_stays) {
   CHECK(rank.trials().results().empty());
 }
 
+TEST(trials_that_end_in_a_later_round_have_no_result) {
+  Rank rank({3000, 1000});
+  while (rank.call(call(), 1024)) {
+  }
+  const auto first = taken().front();
+  first.agree(first.times());
+  while (rank.call(call(), 1024)) {
+  }
+  taken().front().abandon();
+  CHECK(rank.call(call(), 1024) == 0u);
+  CHECK(rank.trials().results().empty() && !rank.trials().result(call(), 1024));
+}
+
 TEST(a_candidate_that_one_rank_has_not_timed_is_not_chosen) {
   Rank rank({3000, 1000});
   while (rank.call(call(), 1024)) {
