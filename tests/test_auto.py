@@ -138,6 +138,12 @@ def test_excluded_candidates_are_not_chosen(pools: Pools, tmp_path: Path, ranks:
     assert all("64 bytes: gloo, the cheapest" in text for text in said)
 
 
+@pytest.mark.parametrize(("chain", "options"), [("fuse", {}), ("compress", {"codec": "bf16"})])
+def test_rules_hold_for_calls_through_passes(pools: Pools, chain: str, options: dict[str, str]) -> None:
+    """Though the pass chooses by another call: a full buffer's, or the one that carries the encoded data."""
+    assert pools.get("processes", 2).run(choice.behind, chain, options) == [("gloo", "gloo")] * 2
+
+
 def test_rank_0_counts(pools: Pools, tmp_path: Path) -> None:
     """Ranks with another table, another rule or none at all use rank 0's."""
     table.write(_flat("gloo"), tmp_path / "a.json")

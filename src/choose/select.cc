@@ -63,6 +63,12 @@ void Selector::forget() {
 
 Slot& Selector::choose(const Call& call) { return usual(remembered(call), call, message_bytes(call, ranks_)); }
 
+Slot* Selector::ruled(const Call& call) {
+  if (tuning_.rules.empty()) return nullptr;
+  const Range& range = range_of(remembered(call), message_bytes(call, ranks_));
+  return range.forced ? range.slot : nullptr;
+}
+
 Slot& Selector::usual(const Choice& choice, const Call& call, int64_t bytes) const {
   const Range& range = range_of(choice, bytes);
   // Only very large counts, in all blocks together, make a communicator refuse a call whose types it supports.

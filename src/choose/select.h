@@ -108,6 +108,9 @@ class Selector {
   /// do the call natively and are not excluded; without curves the first of those, in the order in which the backends
   /// were given.
   Slot& choose(const Call& call);
+  /// The candidate that a rule of the user names for the call; null: none does. For passes that choose by another call
+  /// than the program's.
+  Slot* ruled(const Call& call);
   /// The candidate for a call of the program, in the order of the group's calls: refinement and trials may use another
   /// candidate and time it. `bytes`: its message_bytes(). Null: the ranks must agree first, in await_trials(); then
   /// call this again.

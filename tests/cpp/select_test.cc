@@ -240,6 +240,8 @@ TEST(rules_overrule_and_the_last_one_counts) {
   CHECK(at(0) == "two" && at(508) == "two");
   CHECK(at(512) == "one:other" && at(2044) == "one:other");
   CHECK(at(2048) == "one" && at(1 << 24) == "one");
+  const auto ruled = [&](int64_t bytes) { return chooser.group().selector().ruled(call(Op::all_reduce, bytes / 4)); };
+  CHECK(ruled(0)->name == "two" && ruled(512)->name == "one:other" && ruled(2048) == nullptr);
   auto vectored = call(Op::all_to_all, 8);
   vectored.vectored = true;
   CHECK(chooser.choose(vectored) == "two");

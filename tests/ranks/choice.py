@@ -168,6 +168,21 @@ def start(argument: str | None, variables: dict[str, str], question: tuple[str, 
         session.stop()
 
 
+def behind(chain: str, options: dict[str, Any]) -> tuple[str, str]:
+    """The candidate of a call through a pass, with a rule for it: as it is explained, and as it runs."""
+    session.stop()
+    os.environ["MCR_DL_TUNE"] = "all_reduce:0-64k:gloo"
+    try:
+        mcr_dl.init_process_group(["mpi", "gloo"], tuning_table="none", passes=[chain])
+        work = mcr_dl.all_reduce(torch.ones(64), async_op=True, **options)
+        work.wait()
+        ran = str(work).split("mcr_dl.Work ")[1].partition(".")[0]
+        return mcr_dl.explain("all_reduce", 256, async_op=True).candidate, ran
+    finally:
+        del os.environ["MCR_DL_TUNE"]
+        session.stop()
+
+
 def start_by_rank(arguments: list[str | None], variables: list[dict[str, str]], question: Any) -> str:
     """Call start() with this rank's entries."""
     rank = mcr_dl.base.launcher.detect().rank

@@ -96,10 +96,12 @@ const Codec* Compress::measured(Op op, DType dtype, const std::string& candidate
   return codec != nullptr && codec->accepts(dtype) ? codec : nullptr;
 }
 
-// The backend for the call that carries the data, chosen by the encoded size, which all ranks know if they know the
-// call's. If the codec was chosen by measurement: the backend on which it was measured.
+// The backend for the call that carries the data: that of the rule for the program's call; else chosen by the encoded
+// size, which all ranks know if they know the call's. If the codec was chosen by measurement: the backend on which it
+// was measured.
 Slot& Compress::slot_of(const Passage& passage, const Codec& codec, bool automatic) const {
   if (passage.slot != nullptr) return *passage.slot;
+  if (auto* const ruled = passage.group.selector().ruled(passage.call)) return *ruled;
   if (automatic) {
     auto& chosen = passage.group.choose(passage.call);
     auto* backend = passage.group.find(chosen.backend.name);

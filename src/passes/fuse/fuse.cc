@@ -80,9 +80,11 @@ Fuse::Fuse(std::shared_ptr<Group> shadow, const std::map<std::string, FuseLimits
   }
 }
 
-// A call that names no backend goes to the best one for a full buffer, whose size every rank knows.
+// A call that names no backend goes to that of its rule, else to the best one for a full buffer, whose size every rank
+// knows.
 Slot* Fuse::slot_of(const Passage& passage) {
-  if (passage.slot != nullptr) return shadow_->find(passage.slot->name);
+  const auto* named = passage.slot != nullptr ? passage.slot : passage.group.selector().ruled(passage.call);
+  if (named != nullptr) return shadow_->find(named->name);
   Call full = passage.call;
   const auto elements = std::max<int64_t>(largest_buffer_ / size_of(full.dtype) / shadow_->size(), 1);
   if (full.in.count != 0) full.in.count = full.op == Op::reduce_scatter ? elements * shadow_->size() : elements;
