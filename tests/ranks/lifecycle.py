@@ -19,6 +19,7 @@ from mcr_dl import (
     BackendUnavailableError,
     CollectiveTimeoutError,
     InvalidArgumentError,
+    InvalidTypeError,
     McrError,
     NotInitializedError,
 )
@@ -106,14 +107,36 @@ def started_before() -> None:
         assert mcr_dl.get_node_local_rank() == mcr_dl.get_rank()
 
 
+class _Raising:
+    """A pass of a program that fails before the ranks have agreed on anything."""
+
+    name = "raising"
+
+    def terms(self) -> dict[str, Any]:
+        raise LookupError("no terms")
+
+    def make(self, *_: Any) -> Any:
+        raise AssertionError
+
+
 def wrong_variables() -> None:
-    """A wrong value, backend or pass on one rank is an error on all ranks, and at once."""
+    """A wrong value, backend, table or pass on one rank is an error on all ranks, and at once."""
     session.stop()
     for name in ("HOST_TIMEOUT", "DEBUG", "LOG", "SHM_DIRECT", "BACKENDS", "PASSES"):
         with mock.patch.dict("os.environ", {f"MCR_DL_{name}": "x"} if launcher.detect().rank == 1 else {}):
             expect(InvalidArgumentError, mcr_dl.init_process_group, f"MCR_DL_{name}", "rank 1", "'x'")
     names = "golo" if launcher.detect().rank == 1 else "gloo"
     expect(InvalidArgumentError, lambda: mcr_dl.init_process_group(names), "rank 1: backend", "'golo'")
+    table = "tuning_table: expected a path, 'none' or None, got 5"
+    wrong: tuple[tuple[type[Exception], str, dict[str, Any]], ...] = (
+        (InvalidTypeError, table, {"tuning_table": 5}),
+        (LookupError, "no terms", {"passes": [_Raising()]}),
+    )
+    for kind, text, options in wrong:
+        if launcher.detect().rank == 1:  # the error's own class, and its text alone
+            expect(kind, functools.partial(mcr_dl.init_process_group, "gloo", **options), text)
+        else:
+            expect(InvalidArgumentError, lambda: mcr_dl.init_process_group("gloo"), "rank 1: ", text)
     session.start()
 
 

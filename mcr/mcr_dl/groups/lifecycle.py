@@ -100,7 +100,7 @@ def start(
         message = "init_process_group: the default group is initialized already; call destroy_process_group() first"
         raise InvalidArgumentError(message)
     exit_steps.prepare()
-    wanted, specifications, mistake = _asked(backend, passes)
+    wanted, specifications, mistake = _asked(backend, passes, tuning_table)
     limit = state.DEFAULT_TIMEOUT if timeout is None else _C.timeout(timeout)
     launch, store = launch_at(init_method, rank, world_size, store, limit)
     if mistake is None:
@@ -121,7 +121,7 @@ def start(
 
 
 def _begin(
-    current: state.State, tuning_table: str | os.PathLike[str] | None, mistake: McrError | None, memory: str | None
+    current: state.State, tuning_table: str | os.PathLike[str] | None, mistake: Exception | None, memory: str | None
 ) -> None:
     """Begin a life of the runtime, once the ranks have met."""
     try:
@@ -140,15 +140,19 @@ def _begin(
 
 
 def _asked(
-    backend: str | Iterable[str] | None, passes: Iterable[Any] | None
-) -> tuple[list[str], list[chain.Specification], McrError | None]:
-    """The backends and passes that the program names, and the first error in them or in the environment's variables."""
+    backend: str | Iterable[str] | None, passes: Iterable[Any] | None, tuning_table: str | os.PathLike[str] | None
+) -> tuple[list[str], list[chain.Specification], Exception | None]:
+    """The backends and passes that the program names, and the first error in them, in the name of the table or in the
+    environment's variables."""
     if problem := variables.problem():
         return [], [], InvalidArgumentError(problem)
     try:
-        return registry.parse_for_group(backend), specified(passes), None
-    except McrError as error:
+        backends, specifications = registry.parse_for_group(backend), specified(passes)
+        choice.check_argument(tuning_table)
+        agreement.encode(chain.terms_of(specifications))
+    except Exception as error:  # any, such as one of an iterator or a pass of the program
         return [], [], error
+    return backends, specifications, None
 
 
 def specified(passes: Iterable[Any] | None) -> list[chain.Specification]:
@@ -156,7 +160,7 @@ def specified(passes: Iterable[Any] | None) -> list[chain.Specification]:
     return chain.with_scheduler(trace.with_log(chain.specify(passes)))
 
 
-def _device(device_id: torch.device | int | None, mistake: McrError | None) -> tuple[int, McrError | None]:
+def _device(device_id: torch.device | int | None, mistake: Exception | None) -> tuple[int, Exception | None]:
     """This process's device, and the first error: one rank's alone must reach all."""
     try:
         return devices.own(device_id), mistake
@@ -183,17 +187,18 @@ def _debug() -> str:
 
 
 def _agree(
-    current: state.State, tuning_table: str | os.PathLike[str] | None, mistake: McrError | None, memory: str | None
+    current: state.State, tuning_table: str | os.PathLike[str] | None, mistake: Exception | None, memory: str | None
 ) -> None:
     """Make all ranks start the same backends on the same libraries, and choose by the same table.
 
     Otherwise their calls would not meet. All ranks raise the ``mistake`` of any rank, as an InvalidArgumentError, and
-    the rank itself an error of the mistake's own class.
+    the rank itself the mistake.
     """
     store, rank, size = torch_dist.PrefixStore("init", current.store), current.launch.rank, current.launch.size
     automatic = not current.backends
     try:
-        agreed = startup.agree(store, rank, size, current.backends, str(mistake or ""), memory)
+        problem = "" if mistake is None else text_of(mistake)
+        agreed = startup.agree(store, rank, size, current.backends, problem, memory)
     except InvalidArgumentError as error:
         raise (error if mistake is None or isinstance(mistake, InvalidArgumentError) else mistake) from None
     current.backends, current.asked = agreed.backends, agreed.asked

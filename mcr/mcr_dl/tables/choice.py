@@ -19,7 +19,7 @@ from typing import Any
 from mcr_dl import _C
 from mcr_dl.base import blocks, documents, launcher
 from mcr_dl.base.agreement import require_equal
-from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError
 from mcr_dl.tables import rules
 from mcr_dl.tables import table as files
 from mcr_dl.tables.host import host, software
@@ -126,7 +126,18 @@ class Knowledge:
 
 
 def _named(argument: str | os.PathLike[str] | None) -> str:
-    return os.fspath(argument) if argument is not None else os.environ.get(VARIABLE, "")
+    if argument is None:
+        return os.environ.get(VARIABLE, "")
+    name: object = os.fspath(argument) if isinstance(argument, (str, os.PathLike)) else argument
+    if not isinstance(name, str):
+        message = f"tuning_table: expected a path, 'none' or None, got {argument!r}"
+        raise InvalidTypeError(message)
+    return name
+
+
+def check_argument(argument: str | os.PathLike[str] | None) -> None:
+    """Raise InvalidTypeError for a ``tuning_table`` that is no path."""
+    _named(argument)
 
 
 def _own_file(argument: str | os.PathLike[str] | None) -> Path | None:
