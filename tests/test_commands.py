@@ -24,8 +24,9 @@ import tables
 from harness import launchers
 from mcr_dl import InvalidArgumentError
 from mcr_dl.bench import cli as bench
-from mcr_dl.commands.arguments import picture
+from mcr_dl.commands.arguments import json_file, output, picture, plot
 from mcr_dl.examples import bytescheduler, dlrm, gpt, moe, program, survive
+from mcr_dl.groups import environment
 from mcr_dl.info import cli as info
 from mcr_dl.tables import table
 from mcr_dl.trace import cli as trace
@@ -233,6 +234,21 @@ def test_json_of_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert json.loads(Path(file).read_text()) == {"a": a, "b": b, "differences": [row]}
     assert tune.main(["diff", a, a, "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["differences"] == []
+
+
+@pytest.mark.parametrize("convert", [json_file, plot, output])
+def test_files_of_rank_0(convert: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their folders need not exist on the hosts of other ranks; nor a table that rank 0 reads."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MCR_DL_TUNING_TABLE", "/no/table.json")
+    monkeypatch.setenv("RANK", "1")
+    assert convert("/no/file.png") == "/no/file.png"
+    environment.require()
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(InvalidArgumentError, match="expected a file that can be written"):
+        convert("/no/file.png")
+    with pytest.raises(InvalidArgumentError, match=r"/no/table\.json"):
+        environment.require()
 
 
 def test_json_of_info() -> None:

@@ -372,7 +372,7 @@ def _launched(
     job = launchers.mark()
     path = str(Path(__file__).parent)
     environment = {**os.environ, **job, "MCR_DL_TUNING_TABLE": "", "PYTHONPATH": path, **variables}
-    journal, output = folder / "t.2-ranks.journal", folder / "output"
+    journal, output = folder / "t.json.2-ranks.journal", folder / "output"
     with output.open("w") as file:
         running = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
     try:
@@ -418,7 +418,7 @@ def test_an_interrupted_command_goes_on(tmp_path: Path) -> None:
     """Killed in the middle, it continues with --resume, without repeating measurements that are in the journal."""
     arguments = [*QUICK, "--output", str(tmp_path / "t.json"), "--budget", "0.5", "--confidence", "0.0001"]
     command = [sys.executable, "-m", "mcr_dl.tuning", *arguments]
-    journal = tmp_path / "t.2-ranks.journal"
+    journal = tmp_path / "t.json.2-ranks.journal"
     running = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     deadline = time.monotonic() + 60
     while '"event": "done"' not in (journal.read_text() if journal.exists() else "") and time.monotonic() < deadline:

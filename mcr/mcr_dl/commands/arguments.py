@@ -347,7 +347,9 @@ def local_ranks(lowest: int) -> Callable[[str], int]:
 
 
 def output(text: str) -> str:
-    """A file that can be written; checked before anything is measured."""
+    """A file that can be written; checked before anything is measured, on rank 0, which writes it."""
+    if _rank() != 0:
+        return text
     path = Path(text)
     try:
         usable = not path.is_dir() and os.access(path if path.exists() else path.parent, os.W_OK)
@@ -376,8 +378,8 @@ def picture(text: str) -> str:
 
 
 def plot(text: str) -> str:
-    """A picture file that can be written."""
-    return output(picture(text))
+    """A picture file that can be written; checked on rank 0, which writes it."""
+    return text if _rank() != 0 else output(picture(text))
 
 
 def checked(convert: Callable[[str], object]) -> Callable[[str], object]:

@@ -152,8 +152,8 @@ def _own_file(argument: str | os.PathLike[str] | None) -> Path | None:
 
 
 def require_named() -> None:
-    """Raise InvalidArgumentError if the environment names a table that cannot be read."""
-    if _named(None) not in ("", "none"):
+    """Raise InvalidArgumentError if the environment names a table that cannot be read; on rank 0, which reads it."""
+    if launcher.detect().rank == 0 and _named(None) not in ("", "none"):
         files.read(Path(_named(None)))
 
 

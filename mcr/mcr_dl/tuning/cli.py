@@ -341,7 +341,7 @@ def _measure(settings: _Settings) -> int:
     for plan in plans:
         ranks = plan.ranks
         begin = time.monotonic()
-        progress = _run(plan, _journal_path(path, ranks), settings)
+        progress = _run(plan, _journal_path(path, ranks, settings.device), settings)
         if progress is None:  # a rank other than 0 of an external launcher
             return 0
         scale = scale_of(plan, progress)
@@ -357,19 +357,20 @@ def _measure(settings: _Settings) -> int:
             facts["codecs"] = ",".join(settings.codecs)
         with tables.locked(path):
             tables.write(_table_with(path, scale, progress, facts), path)
-        _journal_path(path, ranks).unlink(missing_ok=True)
+        _journal_path(path, ranks, settings.device).unlink(missing_ok=True)
         _summary(scale, path, time.monotonic() - begin, int(facts.get("devices", 0)))
     return 0
 
 
-def _journal_path(path: Path, ranks: int) -> Path:
-    return path.with_name(f"{path.name.removesuffix('.json')}.{ranks}-ranks.journal")
+def _journal_path(path: Path, ranks: int, device: str) -> Path:
+    kind = "" if device == "cpu" else f".{device}"
+    return path.with_name(f"{path.name}.{ranks}-ranks{kind}.journal")
 
 
 def _remaining(settings: _Settings, path: Path) -> list[int]:
     """The numbers of ranks to measure: of an interrupted run, without those that it has completed."""
     numbers = list(settings.ranks)
-    begun = [place for place, ranks in enumerate(numbers) if _journal_path(path, ranks).exists()]
+    begun = [place for place, ranks in enumerate(numbers) if _journal_path(path, ranks, settings.device).exists()]
     return numbers[begun[0] :] if settings.resume and begun else numbers
 
 
