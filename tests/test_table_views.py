@@ -162,8 +162,9 @@ def test_plot_writes_the_operations_and_the_scale_that_are_asked_for(tmp_path: P
     assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
     assert len(figure_of(whole, ["barrier"], whole.scale(ranks=2)).axes) == 1
     assert len(figure_of(whole).axes) == 1  # the largest scale has no barrier
-    with pytest.raises(InvalidArgumentError, match="got 'reduce'"):
-        figure_of(whole, ["reduce"])
+    for name in ("reduce", "barrier"):
+        with pytest.raises(InvalidArgumentError, match=f"got '{name}'"):
+            figure_of(whole, [name])
 
 
 def test_tables_that_are_equal_have_no_differences() -> None:

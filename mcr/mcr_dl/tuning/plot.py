@@ -8,6 +8,7 @@ import os
 import textwrap
 from typing import TYPE_CHECKING
 
+from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.commands.pictures import style
 from mcr_dl.commands.sizes import short_size_text, size_text
 from mcr_dl.commands.text import colours, time_text
@@ -127,6 +128,10 @@ def figure_of(table: Table, operations: list[str] | None = None, scale: Scale | 
 
     scale = table.scale() if scale is None else scale
     subjects = [each for each in select(table, operations) if scale.curves_of(each)]
+    if operations is not None and not subjects:
+        known = ", ".join(dict.fromkeys(each.operation for each in scale.curves))
+        got = ", ".join(map(repr, operations))
+        raise InvalidArgumentError(f"operation: expected some of those of {scale.name} ({known}), got {got}")
     columns = min(_COLUMNS, max(1, len(subjects)))
     lines = math.ceil(len(subjects) / columns) or 1
     colour = colours(table.candidates)
@@ -156,6 +161,7 @@ def plot(
     """Draw the cost curves of one scale (None: the largest) into a picture file; its suffix determines the format.
 
     Axes are bytes and time, both logarithmic; a dashed line marks the size from which another candidate wins.
-    InvalidArgumentError if the table has no such operation; OSError if the file cannot be written.
+    InvalidArgumentError if the table has no such operation, or the scale has none of them; OSError if the file cannot
+    be written.
     """
     figure_of(table, operations, scale).savefig(path)
