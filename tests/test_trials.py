@@ -7,12 +7,15 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch.distributed as torch_dist
 
 from harness import launchers
 from mcr_dl import _C
+from mcr_dl.runtime import state, trials
 from mcr_dl.tables import table as files
 from mcr_dl.tables.host import host, software
 from mcr_dl.tables.table import Curve, Exclusion, Sample, Scale, Table
@@ -49,6 +52,26 @@ def _run(
     found = {int(rank): json.loads(line) for rank, line in re.findall(r"facts (\d+) (\{.*\})$", text, re.MULTILINE)}
     assert sorted(found) == list(range(told or ranks)), text
     return [found[rank] for rank in sorted(found)]
+
+
+@pytest.mark.parametrize(("lost", "end"), [("set", "abandon"), ("add", "fail")])
+def test_a_store_that_fails(monkeypatch: pytest.MonkeyPatch, lost: str, end: str) -> None:
+    """A rank gives up alone only if the others cannot have counted it: else they may agree without it."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("the store is lost")
+
+    ends: list[str] = []
+    report = SimpleNamespace(
+        group="g", closed=False, key="0/0/0", what="calls", largest_counts=False, times=lambda: [[1], [2]],
+        abandon=lambda: ends.append("abandon"), fail=lambda _: ends.append("fail"),
+    )  # fmt: skip
+    monkeypatch.setattr(state, "find", lambda _: SimpleNamespace(ranks=[0, 1], rank=lambda: 0, size=lambda: 2))
+    monkeypatch.setattr(torch_dist.PrefixStore, lost, fail)
+    agreements = object.__new__(trials._Agreements)
+    agreements._store, agreements._open = torch_dist.HashStore(), []
+    agreements._begin(report)  # type: ignore[arg-type]
+    assert (ends, agreements._open) == ([end], [])
 
 
 @pytest.mark.parametrize(

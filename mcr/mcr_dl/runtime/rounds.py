@@ -57,10 +57,12 @@ class Round:
         self._store: Any = store
         self._key, self._rank, self._size, self._values = key, rank, size, values
         self.late = False  # this rank has arrived at a closed round
+        self.counting = False  # this rank may have been counted, even if that has failed here
 
     def arrive(self, value: str) -> bool:
         """Leave this rank's value; whether this rank is the last, and has to answer."""
         agreement.leave(self._store, f"{self._values}/{self._rank}", value)
+        self.counting = True
         arrived = self._store.add(f"come/{self._key}", 1)
         self.late = arrived > _CLOSED
         return bool(arrived == self._size)

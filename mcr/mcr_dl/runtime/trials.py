@@ -95,6 +95,9 @@ class _Agreements:
         try:
             last = one.round.arrive(value)
         except agreement.STORE_ERRORS as error:
+            if one.round.counting:  # the store may have counted this rank, and the others may agree
+                report.fail(_lost(report, error))
+                return
             # No rank can have an answer without this rank's value.
             _log.info("trials (group %r): the ranks cannot agree: %s", report.group, error)
             report.abandon()
