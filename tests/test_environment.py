@@ -20,7 +20,7 @@ WRONG = {
     "MCR_DL_MPI_THREAD_LEVEL": "single",
     "MCR_DL_NCCL_LIB": "/none/libnccl.so",
     "MCR_DL_NCCL_LANES": "9",
-    "MCR_DL_SHM_BYTES": "1g",
+    "MCR_DL_SHM_BYTES": "9223372036854775808",
     "MCR_DL_SHM_DIRECT": "yes",
     "MCR_DL_SHM_TENSOR_BYTES": "-1",
     "MCR_DL_MPI_INTERRUPTIBLE": "true",

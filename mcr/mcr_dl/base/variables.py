@@ -24,7 +24,7 @@ class Values(NamedTuple):
 
 
 _BIT = Values("[01]", "0 or 1")
-_BYTES = Values("0*[1-9][0-9]{0,18}", "a number of bytes")
+_BYTES = Values("0*[1-9][0-9]{0,17}", "a number of bytes from 1 to 10**18 - 1")  # which fit into 64 bits
 
 
 def _one_of(*words: str) -> Values:
