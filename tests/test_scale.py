@@ -273,6 +273,10 @@ def test_a_round_leaves_no_keys(store: torch_dist.Store, length: int) -> None:
     assert parts[2].result() == late.encode()
     parts[2].leave()
     assert store.num_keys() == 0
+    for part in [rounds.Round(store, "6", rank, 3, values="value/6") for rank in range(2)]:  # the third never arrives
+        assert not part.arrive("here")
+        part.withdraw()
+    assert store.num_keys() == 0
 
 
 def test_a_value_of_all_ranks_for_mpi(store: torch_dist.Store) -> None:

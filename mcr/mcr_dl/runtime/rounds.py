@@ -97,6 +97,11 @@ class Round:
         self._store.delete_key(f"come/{key}")
         agreement.remove(self._store, f"answer/{key}")
 
+    def withdraw(self) -> None:
+        """Nothing needs the answer any more, on any rank, and some may never arrive: delete what this one has left."""
+        self._store.delete_key(f"{self._values}/{self._rank}")
+        self._store.delete_key(f"come/{self._key}")
+
     def leave(self) -> None:
         """Where ranks may be several rounds apart: this rank has the answer. The last rank to have it deletes all."""
         agreement.remove(self._store, f"{self._values}/{self._rank}")

@@ -118,6 +118,8 @@ class _Agreements:
             with contextlib.suppress(*agreement.STORE_ERRORS):
                 if one.round.answered():
                     one.round.leave()
+                else:
+                    one.round.withdraw()
             return True
         try:
             if one.round.answered():
@@ -144,7 +146,10 @@ def _lost(report: _C.TrialReport, reason: object) -> str:
 
 def _answer(values: list[bytes | None], choose: Callable[[tuple[int, ...]], int]) -> dict[str, Any]:
     """One time for each timed call, of those of the ranks; or what differs between the ranks."""
-    decoded = [agreement.decode(value or b"{}", f"value of rank {rank}") for rank, value in enumerate(values)]
+    there = [value for value in values if value is not None]
+    if len(there) < len(values):  # the group has ended on another rank, which has withdrawn
+        return {"late": True}
+    decoded = [agreement.decode(value, f"value of rank {rank}") for rank, value in enumerate(there)]
     for rank, value in enumerate(decoded):
         if value["what"] != decoded[0]["what"]:
             return {"different": [rank, value["what"], decoded[0]["what"]]}
