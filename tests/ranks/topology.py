@@ -188,7 +188,8 @@ def names_alike() -> None:
 
 
 def failed() -> None:
-    """Groups of a topology that cannot be made, or an argument that one rank cannot read: the one before stays."""
+    """Groups of a topology that cannot be made, an argument that one rank cannot read, or another change on one rank:
+    the topology before stays, and all can set one afterwards."""
     session.stop()
     session.start("shm", "gloo")
     rank = mcr_dl.get_rank()
@@ -211,6 +212,8 @@ def failed() -> None:
     assert mcr_dl.topology().names == ("a", "b")
     assert {name: _sum(mcr_dl.topology().group(name)) for name in "ab"} == sums
     assert set(state.current().groups) == groups
+    mixed = (lambda: mcr_dl.set_passes([])) if rank == 0 else (lambda: mcr_dl.set_topology(other))
+    expect(InvalidArgumentError, mixed, "to make the same change")
     mcr_dl.set_topology(other)
     assert {name: _sum(mcr_dl.topology().group(name)) for name in "ab"} == {"a": sums["b"], "b": sums["a"]}
     session.stop()

@@ -141,7 +141,8 @@ def set_topology(
     """
     members = handles.core_group(group)
     current = state.current()
-    value: dict[str, Any] = {"document": None, "problem": ""}
+    turn = current.count(f"topology {members.name()}")
+    value: dict[str, Any] = {"document": None, "problem": "", "turn": turn}
     try:
         value["document"] = _document_of(topology, members)
         backends = [*members.backends, *(part for name in members.backends for part in registry.parts_of(name))]
@@ -150,9 +151,13 @@ def set_topology(
         value["problem"] = str(error)
     except Exception as error:  # the other ranks wait, whatever the argument does
         value["problem"] = f"topology: {type(error).__name__}: {error}"
-    turn = current.count(f"topology {members.name()}")
     size = members.size()
-    document = changes.agree(members, "set_topology", value, lambda values: dimensions.decide(values, size))
+
+    def decide(values: list[Any]) -> list[Any]:
+        # A rank that was elsewhere while the others' attempt failed has counted less.
+        return [dimensions.decide(values, size), max(each["turn"] for each in values)]
+
+    document, turn = changes.agree(members, "set_topology", value, decide)
     grid = dimensions.grid_of(document, size)
     assert grid is not None
     held = dimensions.Held(grid, _groups_of_mesh(topology) if isinstance(topology, DeviceMesh) else {})
