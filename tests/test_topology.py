@@ -39,7 +39,7 @@ def test_wrong_files(pools: Pools) -> None:
 
 
 def test_meshes(pools: Pools) -> None:
-    """A mesh's groups are used; for a document, groups are made; wrong ones leave the topology unchanged."""
+    """A mesh's groups are used if all ranks give it, else groups are made; wrong ones leave the topology unchanged."""
     answers = pools.get("processes", 4).run(topology.meshes, limit=120)
     for rank, (first, sums) in enumerate(answers):
         assert first == (("outer", "inner"), (rank // 2, rank % 2), 1.0 if rank < 2 else 5.0)

@@ -146,7 +146,8 @@ def wrong_files() -> None:
 
 
 def meshes() -> tuple[Any, ...]:
-    """A DeviceMesh of torch, whose groups are used; then a document, for which groups are made; then wrong ones."""
+    """A DeviceMesh of torch, whose groups are used; then a document, for which groups are made, also if only some ranks
+    give it in place of the mesh; then wrong ones."""
     session.stop()
     session.start()
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
@@ -154,13 +155,23 @@ def meshes() -> tuple[Any, ...]:
     topology = mcr_dl.topology()
     assert topology.group("inner") is mesh.get_group("inner")
     first = topology.names, topology.coordinates(), _sum(topology.group("inner"))
+    rank = mcr_dl.get_rank()
+    alike = {**document(ranks=[0, 1, 2, 3]), "dimensions": [{"name": name, "size": 2} for name in topology.names]}
+    mcr_dl.set_topology(mesh if rank == 0 else alike)
+    inner = mcr_dl.topology().group("inner")
+    assert inner is not mesh.get_group("inner")
+    assert _sum(inner) == first[2]
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(mesh, "get_group", _no_groups)
+        expect(InvalidArgumentError, lambda: mcr_dl.set_topology(mesh), "rank 1: topology: RuntimeError: no groups")
+    assert mcr_dl.topology().group("inner") is inner
     mcr_dl.set_topology({**document(1, 4), "dimensions": [{"name": "flat", "size": 4, "bandwidth": 10**9}]})
     assert mcr_dl.topology().dimensions == (mcr_dl.Dimension("flat", 4, 10**9),)
     assert _sum(mesh.get_group("inner")) == first[2]
     for turn in range(2):
         mcr_dl.set_topology(document(2, 2, ranks=[0, 1, 2, 3] if turn else [3, 1, 2, 0]))
         sums = {name: _sum(mcr_dl.topology().group(name)) for name in "ab"}
-    rank = mcr_dl.get_rank()
     expect(InvalidArgumentError, lambda: mcr_dl.set_topology(document(2, 3)), "make 4 ranks")
     expect(
         InvalidArgumentError, lambda: mcr_dl.set_topology(document(*([2, 2] if rank else [4]))), "on rank 0", "rank 1"
@@ -217,6 +228,10 @@ def failed() -> None:
     mcr_dl.set_topology(other)
     assert {name: _sum(mcr_dl.topology().group(name)) for name in "ab"} == {"a": sums["b"], "b": sums["a"]}
     session.stop()
+
+
+def _no_groups(*_: object) -> None:
+    raise RuntimeError("no groups")
 
 
 class _Unreadable:

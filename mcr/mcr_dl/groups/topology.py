@@ -132,8 +132,8 @@ def set_topology(
     """Give a group a topology: a DeviceMesh, the path of a file as for ``MCR_DL_TOPOLOGY``, or such a file's content.
 
     All ranks of the group call this with the same topology, after the same collective of the group. The groups of a
-    mesh are used if mcr_dl made them; otherwise a group is made for each dimension. The groups that were made for the
-    previous topology are destroyed; those of a mesh are kept.
+    mesh are used if all ranks give one, and mcr_dl made them; otherwise a group is made for each dimension. The groups
+    that were made for the previous topology are destroyed; those of a mesh are kept.
 
     Raises InvalidArgumentError on all ranks, and changes nothing, if the topology does not fit the group, or if the
     topologies or the calls before this one differ. If a group for a dimension cannot be made, nothing changes either:
@@ -142,11 +142,14 @@ def set_topology(
     members = handles.core_group(group)
     current = state.current()
     turn = current.count(f"topology {members.name()}")
-    value: dict[str, Any] = {"document": None, "problem": "", "turn": turn}
+    value: dict[str, Any] = {"document": None, "problem": "", "turn": turn, "given": False}
+    given: dict[str, _C.Group] = {}
     try:
         value["document"] = _document_of(topology, members)
         backends = [*members.backends, *(part for name in members.backends for part in registry.parts_of(name))]
         dimensions.check_backends(value["document"], lambda _: [*dict.fromkeys(backends)])
+        given = _groups_of_mesh(topology) if isinstance(topology, DeviceMesh) else {}
+        value["given"] = bool(given)
     except (InvalidArgumentError, InvalidTypeError) as error:
         value["problem"] = str(error)
     except Exception as error:  # the other ranks wait, whatever the argument does
@@ -155,17 +158,18 @@ def set_topology(
 
     def decide(values: list[Any]) -> list[Any]:
         # A rank that was elsewhere while the others' attempt failed has counted less.
-        return [dimensions.decide(values, size), max(each["turn"] for each in values)]
+        turn, all_given = max(each["turn"] for each in values), all(each["given"] for each in values)
+        return [dimensions.decide(values, size), turn, all_given]
 
-    document, turn = changes.agree(members, "set_topology", value, decide)
+    document, turn, all_given = changes.agree(members, "set_topology", value, decide)
     grid = dimensions.grid_of(document, size)
     assert grid is not None
-    held = dimensions.Held(grid, _groups_of_mesh(topology) if isinstance(topology, DeviceMesh) else {})
+    held = dimensions.Held(grid, given if all_given else {})
     before = current.arranged
     if members is _C.world():
         current.arranged = document  # the backends of the new groups depend on it
     try:
-        for index in [] if held.groups else dimensions.with_groups(grid, size):
+        for index in [] if all_given else dimensions.with_groups(grid, size):
             _make_line(members, held, index, turn)
     except BaseException:
         current.arranged = before
