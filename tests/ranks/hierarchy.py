@@ -8,7 +8,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -257,8 +257,8 @@ def groups_of_three_dimensions() -> None:
 
 
 def without_memory() -> None:
-    """A part of a hierarchy cannot be connected: nothing is left of the group or of its pass, and both can be made
-    later."""
+    """A part of a hierarchy, or on one rank a dimension's group, cannot be connected: nothing is left of the group or
+    of its pass, and both can be made later."""
     _start([0, 1, 2, 3])
     current, names = state.current(), ("gloo", "hier(shm,gloo)")
 
@@ -268,6 +268,9 @@ def without_memory() -> None:
     before = groups()
     with _memory_for(1):
         expect(BackendUnavailableError, lambda: mcr_dl.new_group(backend=names), "no memory left")
+    assert groups() == before
+    with _memory_for(1) if mcr_dl.get_rank() == 2 else nullcontext():  # the whole group, not a line of its topology
+        expect(BackendUnavailableError, lambda: mcr_dl.new_group(backend="shm"), "no memory left")
     assert groups() == before
     group = mcr_dl.new_group(backend=names)
     with _memory_for(1):

@@ -170,19 +170,10 @@ def set_topology(
         current.arranged = document  # the backends of the new groups depend on it
     try:
         for index in [] if all_given else dimensions.with_groups(grid, size):
-            _make_line(members, held, index, turn)
+            with changes.on_all(members, "set_topology"):  # before they make more
+                torch_groups.publish(factory.make_line(members, held, index, turn), parent=members)
     except BaseException:
         current.arranged = before
         dimensions.end(held, state.has_ended, factory.end_group)
         raise
     factory.replace_dimensions(members, held)
-
-
-def _make_line(members: _C.Group, held: dimensions.Held, index: int, turn: int) -> None:
-    """Make and publish the group of a dimension. If that fails on a rank, all ranks raise before they make more."""
-    problem = None
-    try:
-        torch_groups.publish(factory.make_line(members, held, index, turn), parent=members)
-    except Exception as error:
-        problem = error
-    changes.agree(members, "set_topology", None, problem=problem)

@@ -8,8 +8,8 @@ last rank to arrive decides for all, so that either all ranks make the change or
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,6 +25,7 @@ from mcr_dl.base.errors import (
     InvalidArgumentError,
     InvalidTypeError,
     McrError,
+    PeerLostError,
 )
 from mcr_dl.runtime import state
 from mcr_dl.runtime.rounds import Round, poll
@@ -32,7 +33,14 @@ from mcr_dl.runtime.watched_store import require_all_ranks
 
 _LONGEST = 0.1  # seconds between two checks for the answer
 _PATIENCE = 15.0  # seconds for the rank that writes the answer, which may ask the others where they are
-_KINDS = (BackendError, BackendUnavailableError, CollectiveTimeoutError, InvalidArgumentError, InvalidTypeError)
+_KINDS = (
+    BackendError,
+    BackendUnavailableError,
+    CollectiveTimeoutError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    PeerLostError,
+)
 _ERRORS = {kind.__name__: kind for kind in _KINDS}
 
 Decide = Callable[[list[Any]], Any]
@@ -79,6 +87,17 @@ def agree(
         kind, text = answer["error"]
         raise _ERRORS[kind](text)
     return answer["value"]
+
+
+@contextmanager
+def on_all(group: _C.Group, what: str, *, anywhere: bool = False, leave: bool = False) -> Iterator[None]:
+    """Make the block succeed on all ranks of a group, or raise on all of them. Arguments and errors as of ``agree``."""
+    problem = None
+    try:
+        yield
+    except Exception as error:
+        problem = error
+    agree(group, what, None, problem=problem, anywhere=anywhere, leave=leave)
 
 
 def _class_of(error: Exception) -> str:
@@ -179,7 +198,7 @@ class _Exchange:
         answer: dict[str, Any] = agreement.decode(self._round.result(), f"{self._name()}: the answer")
         if leave:
             # Some stores cannot delete keys, and one may end with a rank that goes on: the change has been made.
-            with contextlib.suppress(*agreement.STORE_ERRORS):
+            with suppress(*agreement.STORE_ERRORS):
                 self._round.leave()
         return answer
 
