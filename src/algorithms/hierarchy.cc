@@ -191,7 +191,7 @@ class Hierarchy {
     std::vector<Buffer> shards;
     std::vector<Ids> begun;
     for (const auto& piece : pieces) {
-      shards.push_back(scratch(piece.count / width));
+      shards.push_back(shard_of(piece));
       begun.push_back(begin_split(piece, shards.back()));
     }
     Buffer work = rest;
@@ -200,14 +200,22 @@ class Hierarchy {
     if (rest.count != 0) end_tree(rest, work, tree);
   }
 
-  // The line's reduction of this rank's shard, or the shard of the root's data.
+  // A broadcast must not write to the root's data, which may be read-only: its line ends with the first phase, so that
+  // no all_gather returns the data to the root.
+  bool has_all() const { return call_.op == Op::broadcast && with_root(); }
+  Buffer shard_of(const Buffer& piece) {
+    const int64_t count = piece.count / length();
+    return has_all() ? part(piece, index_ * count, count) : scratch(count);
+  }
+
+  // The line's reduction of this rank's shard, or the root's data.
   Ids begin_split(const Buffer& piece, const Buffer& shard) {
     if (call_.op != Op::broadcast) return within(Part::kFirst, Op::reduce_scatter, piece, shard, 0, {});
-    if (!with_root()) return {};
-    return within(Part::kFirst, Op::scatter, is_root() ? piece : Buffer{}, shard, root_index_, {});
+    return has_all() ? within(Part::kFirst, Op::broadcast, piece, root_index_, {}) : Ids();
   }
   void end_split(const Buffer& piece, const Buffer& shard, const Ids& begun) {
     const Ids after = across(call_.op, {}, shard, begun);
+    if (has_all()) return;
     if (call_.op != Op::reduce) {
       within(Part::kLast, Op::all_gather, shard, piece, 0, after);
     } else if (with_root()) {

@@ -161,6 +161,32 @@ TEST(a_split_sends_a_share_over_the_outer_links) {
   CHECK(outer == 50'000);
 }
 
+// It may be read-only, such as a file that is mapped into memory.
+TEST(a_broadcast_does_not_write_to_the_data_of_its_root) {
+  for (const auto& shape : kShapes) {
+    const Lines lines(shape);
+    for (const int64_t count : {kCounts[0], kLarge[1]}) {
+      for (int root = 0; root < lines.size(); ++root) {
+        std::vector<int64_t> data(static_cast<std::size_t>(count));
+        Call call;
+        call.op = Op::broadcast, call.dtype = DType::Long, call.root = root;
+        call.out = {data.data(), count};
+        Schedule schedule;
+        hierarchy(call, root, lines, schedule);
+        for (const auto& task : schedule.tasks()) {
+          const auto from = reinterpret_cast<std::uintptr_t>(data.data());
+          const auto to = reinterpret_cast<std::uintptr_t>(task.call.out.data);
+          if (to < from || to >= from + data.size() * sizeof(int64_t)) continue;
+          CHECK(task.kind == Task::Kind::Issue);
+          CHECK(task.call.op == Op::broadcast);
+          const auto members = lines.members(root, static_cast<Lines::Part>(task.part));
+          CHECK(members[static_cast<std::size_t>(task.call.root)] == root);
+        }
+      }
+    }
+  }
+}
+
 TEST(what_has_no_form) {
   Call call;
   call.op = Op::all_reduce, call.dtype = DType::Float;
