@@ -86,6 +86,17 @@ def test_lists(monkeypatch: pytest.MonkeyPatch) -> None:
             registry.parse_for_group(None)
 
 
+def test_libraries_of_all_ranks() -> None:
+    """A job starts them before the hierarchies that they are a part of; other groups have them from the job."""
+    for text in ("gloo,hier(mpi,gloo),mpi", "gloo,themis(mpi,gloo)"):
+        with pytest.raises(InvalidArgumentError, match="starts on all ranks of the job: expected 'mpi' before it, got"):
+            registry.parse_for_job(text)
+        assert registry.parse_for_group(text) == registry.split_names(text)
+    for name in ("hier(mpi,gloo)", "themis(mpi,gloo)"):
+        assert registry.with_needed([name]) == ["gloo", "mpi", name]
+        assert registry.parse_for_job(["gloo", "mpi", name]) == ["gloo", "mpi", name]
+
+
 def test_arguments() -> None:
     """--backends of the commands, and --mix."""
     given = "all,mpi:p2p,gloo+mpi:67,stripe(gloo,mpi,67),stripe(gloo,mpi)"

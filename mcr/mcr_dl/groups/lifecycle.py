@@ -147,7 +147,7 @@ def _asked(
     if problem := variables.problem():
         return [], [], InvalidArgumentError(problem)
     try:
-        backends, specifications = registry.parse_for_group(backend), specified(passes)
+        backends, specifications = registry.parse_for_job(backend), specified(passes)
         choice.check_argument(tuning_table)
         agreement.encode(chain.terms_of(specifications))
     except Exception as error:  # any, such as one of an iterator or a pass of the program

@@ -189,11 +189,13 @@ def _needed(name: str) -> tuple[str, ...]:
 
 
 def with_needed(names: Iterable[str]) -> list[str]:
-    """Add the backends that these need in their group: the two parts of "stripe(gloo,mpi)" come before it, and "mpi"
-    before "hier(shm,mpi)", whose "shm" may be unable to serve the group."""
+    """Add the backends that these need in a job: the two parts of "stripe(gloo,mpi)" come before it, "mpi" before
+    "hier(shm,mpi)", whose "shm" may be unable to serve all ranks, and "mpi", which starts on all, before
+    "hier(mpi,gloo)"."""
 
     def needed(name: str) -> list[str]:
-        return [each for part in _needed(name) for each in (*needed(part), part)]
+        parts = (*_needed(name), *(together(name) if is_hierarchical(name) else ()))
+        return [each for part in parts for each in (*needed(part), part)]
 
     backends = [_C.Candidate(name).backend for name in names]
     return list(dict.fromkeys(each for name in backends for each in (*needed(name), name)))
@@ -297,12 +299,23 @@ def parse_for_group(backend: str | Iterable[str] | None) -> list[str]:
     return names
 
 
+def parse_for_job(backend: str | Iterable[str] | None) -> list[str]:
+    """As ``parse_for_group``, for a job: libraries that start on all ranks together must come before the backends
+    that they are a part of: the ranks of a hierarchy on uneven hosts would not start them together."""
+    names = parse_for_group(backend)
+    for place, name in enumerate(names):
+        for missing in sorted(set(together(name)) - set(names[: place + 1])):
+            message = f"backend: {name!r} has a part that starts on all ranks of the job: expected {missing!r} before"
+            raise InvalidArgumentError(f"{message} it, got {', '.join(names)}")
+    return names
+
+
 def require_environment() -> None:
     """Check the variables that name backends and their libraries, also those that the caller does not use.
 
     Raises InvalidArgumentError or BackendUnavailableError, which names the variable.
     """
-    parse_for_group(None)
+    parse_for_job(None)
     for library in DESCRIBED:
         library.require_named()
 
