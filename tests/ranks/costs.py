@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from unittest import mock
 
 import mcr_dl
@@ -43,11 +44,15 @@ def agreed(path: str) -> dict[str, int]:
 
 
 def refused() -> None:
-    """One rank's codec is unknown, has no library or is another one: an error on all ranks; the group stays usable."""
+    """One rank's codec is unknown, no name, has no library or is another one: an error on all ranks; the group stays
+    usable."""
     session.start()
     rank = mcr_dl.get_rank()
     expect(InvalidArgumentError, lambda: cost_model(codecs=["no_such"] * rank), "no_such" if rank else "cost_model")
     expect(InvalidArgumentError, lambda: cost_model(codecs=["bf16" if rank == 0 else "int8"]), "cost_model", "int8")
+    for wrong in ([object()], 5):
+        codecs: Any = [] if rank == 0 else wrong
+        expect(InvalidArgumentError, lambda codecs=codecs: cost_model(codecs=codecs), "cost_model: codecs: TypeError")
     with mock.patch.dict("sys.modules", {"zfpy": None} if rank else {}):
         expect(BackendUnavailableError, lambda: cost_model(codecs=["zfp:rate=13"]), "cost_model", "zfpy")
     cost_model()

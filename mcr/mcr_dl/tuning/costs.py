@@ -9,7 +9,7 @@ from typing import Any
 
 from mcr_dl import _C
 from mcr_dl.base import agreement
-from mcr_dl.base.errors import InvalidTypeError, McrError
+from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError, McrError
 from mcr_dl.runtime import changes, handles
 
 _SIZES = [1 << 12, 1 << 15, 1 << 18, 1 << 21, 1 << 24]  # bytes
@@ -49,8 +49,9 @@ def cost_model(group: handles.Group = None, codecs: Iterable[str] = ()) -> _C.Co
     medians over the ranks. On each rank, candidates of one backend share a resource with the backend's name, and the
     host's tasks share one named ``thread``.
 
-    Raises InvalidArgumentError on all ranks if the codecs differ or one is unknown, InvalidTypeError if they are a set,
-    whose order differs between processes, and BackendUnavailableError if a codec's library is missing on one of them.
+    Raises InvalidArgumentError on all ranks if the codecs differ, one is unknown, or they cannot be read on one of
+    them, InvalidTypeError if they are a set, whose order differs between processes, and BackendUnavailableError if a
+    codec's library is missing on one of them.
     """
     where = handles.core_group(group)
     tasks: list[_Task] = []
@@ -61,7 +62,9 @@ def cost_model(group: handles.Group = None, codecs: Iterable[str] = ()) -> _C.Co
         mine["tasks"] = [list(task) for task in tasks]
         mine["times"] = [_times(task) for task in tasks]
     except McrError as error:  # as for a codec whose library only other ranks have
-        problem = type(error)(f"cost_model: {error}")
+        mine, problem = {}, type(error)(f"cost_model: {error}")
+    except Exception as error:  # the other ranks wait, whatever the argument does
+        mine, problem = {}, InvalidArgumentError(f"cost_model: codecs: {type(error).__name__}: {error}")
     agreed = changes.agree(where, "cost_model", mine, _medians, problem=problem, anywhere=True)
     model = where._cost_model()
     thread = model.add_resource("thread", slots=1)
