@@ -13,6 +13,7 @@ from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
@@ -20,7 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import mcr_dl
 from mcr_dl import _C, BackendUnavailableError, InvalidArgumentError, NotInitializedError
 from mcr_dl.libraries import shm
-from mcr_dl.runtime import lines, state
+from mcr_dl.runtime import communicators, lines, state
 from mcr_dl.testing import checks
 from mcr_dl.testing.calls import Case
 from mcr_dl.testing.expect import expect
@@ -258,7 +259,7 @@ def groups_of_three_dimensions() -> None:
 
 def without_memory() -> None:
     """A part of a hierarchy, or on one rank a dimension's group, cannot be connected: nothing is left of the group or
-    of its pass, and both can be made later."""
+    of its pass, and both can be made later. Then their agreements leave nothing at the store either."""
     _start([0, 1, 2, 3])
     current, names = state.current(), ("gloo", "hier(shm,gloo)")
 
@@ -272,7 +273,13 @@ def without_memory() -> None:
     with _memory_for(1) if mcr_dl.get_rank() == 2 else nullcontext():  # the whole group, not a line of its topology
         expect(BackendUnavailableError, lambda: mcr_dl.new_group(backend="shm"), "no memory left")
     assert groups() == before
-    group = mcr_dl.new_group(backend=names)
+    end = communicators._Together.end
+    with patch.object(communicators._Together, "end", autospec=True, side_effect=end) as ended:
+        group = mcr_dl.new_group(backend=names)
+    (together,) = ended.call_args_list[0].args
+    keys = ["read", *(f"{key}/{each}" for key in together._keys for each in ("answer", mcr_dl.get_rank()))]
+    assert len(keys) > 1
+    assert [key for key in keys if together._store.check([key])] == []
     with _memory_for(1):
         expect(BackendUnavailableError, lambda: mcr_dl.set_passes(["compress"], group), "no memory left")
     mcr_dl.set_passes(["compress"], group)

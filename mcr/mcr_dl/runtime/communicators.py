@@ -236,6 +236,7 @@ def _connect_hierarchy(attempt: Attempt, name: str, patience: float | None, leve
         names = [*registry.with_parts(outer[-1:]), across] if index == 1 else registry.with_parts([inner])
         made = together.part(f"{name}-{index}", members if len(members) > 1 else [], names, patience, level + 1)
         parts.append((made, candidate))
+    together.end()
     group._connect_hierarchy(name, rows, parts)
 
 
@@ -267,6 +268,7 @@ def _connect_themis(attempt: Attempt, name: str, patience: float | None) -> None
         return [rates.agreed(*grid.dimensions[index][1:4], column, nodes) for index, column in columns]
 
     answer = together.agree("rates", times, decide)
+    together.end()
     network = [rates.Row(*row) for row, _ in answer]
     try:
         group._connect_themis(name, [*network], grid.ranks, [exchanges for _, exchanges in answer], parts)
@@ -281,6 +283,8 @@ class _Together:
     A rank that fails would leave the others waiting for it in the next dimension.
     """
 
+    _keys: tuple[str, ...] = ()  # of the agreements so far
+
     def __init__(self, attempt: Attempt, name: str) -> None:
         self._attempt, self._group, self._name = attempt, attempt.group, name
         self._store = attempt.store(f"dimensions/{name}")
@@ -289,7 +293,18 @@ class _Together:
         """As ``agreement.agree``, over the group. Raises also as ``Attempt.check``."""
         function = "new_group" if _C.world() is not None else "init_process_group"
         group = self._group
-        return agreement.agree(self._store, group.rank(), group.size(), key, value, decide, function=function)
+        answer = agreement.agree(self._store, group.rank(), group.size(), key, value, decide, function=function)
+        self._keys = (*self._keys, key)
+        with contextlib.suppress(*agreement.STORE_ERRORS):  # some stores cannot delete keys
+            self._store.deleteKey(f"{key}/{group.rank()}")  # which rank 0 has read
+        return answer
+
+    def end(self) -> None:
+        """Leave nothing at the store, once all ranks are here and so have read the answers. Waits for nothing."""
+        with contextlib.suppress(*agreement.STORE_ERRORS):
+            if self._store.add("read", 1) == self._group.size():
+                for key in ("read", *(f"{each}/answer" for each in self._keys)):
+                    self._store.deleteKey(key)
 
     def part(
         self, title: str, members: list[int], names: Iterable[str], patience: float | None, level: int = 0
@@ -310,6 +325,7 @@ class _Together:
             problem = own_text(error)
         told = self.agree(title, problem, partial(startup.problem_of, ranks=self._group.ranks))
         if told:
+            self.end()
             raise BackendUnavailableError(f"group {self._group.name()!r}: backend {self._name!r}: {told}")
         return made
 
