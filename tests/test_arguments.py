@@ -61,10 +61,14 @@ _TYPES_IN_A_JOB: dict[str, tuple[Callable[[Any], Any], str]] = {
     "tensor of a P2POp": (lambda _: _p2p(tensor="x", peer=0), "tensor: expected a torch.Tensor, .* got str"),
     "coordinates": (lambda _: mcr_dl.topology().coordinates("0"), "rank: expected a whole number, got '0'"),
     "ranks of a line": (lambda _: mcr_dl.topology().ranks("host", 0.0), "rank: expected a whole number"),
+    "dimension of ranks": (lambda _: mcr_dl.topology().ranks(1), "name: expected the name of a dimension, got 1"),
+    "dimension of a group": (lambda _: mcr_dl.topology().group(None), "name: expected the name of a dimension"),
     "codecs": (lambda _: cost_model(codecs={"bf16"}), "cost_model: codecs: expected a list of names"),
 }
 _VALUES_IN_A_JOB: dict[str, tuple[Callable[[Any], Any], str]] = {
     "large global rank": (lambda group: mcr_dl.get_group_rank(group, 2**70), r"global_rank: expected one of \[0\]"),
+    "large rank": (lambda _: mcr_dl.topology().coordinates(2**31), "rank: expected 0 to 0, got 2147483648"),
+    "negative rank": (lambda _: mcr_dl.topology().ranks("host", -1), "rank: expected 0 to 0, got -1"),
     "peer": (lambda _: _p2p(peer=99), r"peer: expected one of \[0\], got 99"),
     "group_peer": (lambda _: _p2p(group_peer=-1), "group_peer: expected 0 to 0, got -1"),
     "device": (lambda _: mcr_dl.get_default_backend_for_device("xyz"), "device: expected cpu or cuda, got 'xyz'"),

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from mcr_dl import _C
-from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError
 from mcr_dl.networks import plans, timeline
 from mcr_dl.runtime import rates
 from mcr_dl.schedule.themis import Dimension, Network, plan
@@ -324,3 +324,18 @@ def test_wrong_numbers_of_bytes(nbytes: int) -> None:
     """Also those that the core's types cannot hold."""
     with pytest.raises(InvalidArgumentError, match=f"bytes: expected 1 to {1 << 50}, got {nbytes}"):
         plan(_network(FIGURE_5), "all_reduce", nbytes)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"nbytes": 1e6}, "nbytes: expected a whole number, got 1000000.0"),
+        ({"chunks": "2"}, "chunks: expected a whole number, got '2'"),
+        ({"in_flight": 1.0}, "in_flight: expected a whole number, got 1.0"),
+        ({"operation": ["all_reduce"]}, "operation: expected a name, got "),
+    ],
+)
+def test_wrong_types(given: dict[str, Any], text: str) -> None:
+    arguments: dict[str, Any] = {"operation": "all_reduce", "nbytes": MB, **given}
+    with pytest.raises(InvalidTypeError, match=f"^{text}"):
+        plan(_network(FIGURE_5), **arguments)

@@ -57,12 +57,11 @@ class Topology:
 
     def coordinates(self, rank: int | None = None) -> tuple[int, ...]:
         """The coordinates of a rank of the group; by default of this one."""
-        return tuple(self._held.grid.coordinates(self._of.rank() if rank is None else whole("rank", rank)))
+        return tuple(self._held.grid.coordinates(self._rank(rank)))
 
     def ranks(self, name: str, rank: int | None = None) -> tuple[int, ...]:
         """The ranks of the group that differ from this one (or ``rank``) only in that dimension, including itself."""
-        grid = self._held.grid
-        return tuple(grid.line(self._of.rank() if rank is None else whole("rank", rank), grid.index_of(name)))
+        return tuple(self._held.grid.line(self._rank(rank), self._index(name)))
 
     def group(self, name: str) -> Any:
         """The group of ``ranks(name)``, for all operations; the whole group if the dimension has all ranks.
@@ -71,7 +70,7 @@ class Topology:
         without a group, as in groups that were made from an mpi4py communicator, for a dimension, or before this
         process came (``rejoin``).
         """
-        index = self._held.grid.index_of(name)
+        index = self._index(name)
         found = self._held.groups.get(name)
         if found is None:
             if self.shape[index] != self._of.size() or self.shape[index] == 1:
@@ -84,6 +83,17 @@ class Topology:
                 raise InvalidArgumentError(f"topology: expected a dimension with a group, got {name!r}, which {reason}")
             found = self._of
         return torch_groups.handle_made_alone(found)
+
+    def _rank(self, rank: int | None) -> int:
+        number = self._of.rank() if rank is None else whole("rank", rank)
+        if not 0 <= number < self._of.size():
+            raise InvalidArgumentError(f"rank: expected 0 to {self._of.size() - 1}, got {number}")
+        return number
+
+    def _index(self, name: str) -> int:
+        if not isinstance(name, str):
+            raise InvalidTypeError(f"name: expected the name of a dimension, got {name!r}")
+        return self._held.grid.index_of(name)
 
     def __repr__(self) -> str:
         """The shape and this rank's coordinates."""

@@ -9,7 +9,8 @@ from functools import cached_property, lru_cache
 from typing import Literal, get_args
 
 from mcr_dl import _C
-from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.base.arguments import whole
+from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError
 from mcr_dl.networks.network import PS_PER_US, Network
 
 __all__ = ["CHUNKS", "OPERATIONS", "POLICIES", "Plan", "Policy", "Step", "plan"]
@@ -109,8 +110,12 @@ def plan(
 
     Returns: the plan; of equal plans, the one that comes first by policies in the above order, then by chunks.
 
-    Raises InvalidArgumentError for arguments out of range.
+    Raises InvalidArgumentError for arguments out of range, InvalidTypeError for numbers that are not whole ones.
     """
+    if not isinstance(operation, str):
+        raise InvalidTypeError(f"operation: expected a name, got {operation!r}")
+    nbytes, in_flight = whole("nbytes", nbytes), whole("in_flight", in_flight)
+    chunks = None if chunks is None else whole("chunks", chunks)
     for name, value, key in (
         ("chunks", chunks, "chunks"),
         ("steps in flight", in_flight, "in_flight"),
