@@ -177,7 +177,8 @@ def life() -> None:
         assert re.fullmatch(
             r"(baseline|themis-\w+), chunks: (\d+ in order (12|21)(, )?)+; [\d.]+ us by simulation", plan
         )
-    assert not mcr_dl.explain("broadcast", 1 << 20).plans
+    for name, nbytes in (("broadcast", 1 << 20), ("all_reduce", (1 << 50) + 1)):
+        assert not mcr_dl.explain(name, nbytes).plans
     mcr_dl.destroy_process_group(again)
     mcr_dl.finalize(["shm"])
     assert mcr_dl.get_backends() == ["mpi", "gloo", "hier(mpi,gloo)", "stripe(gloo,mpi)", "themis(mpi,gloo)"]

@@ -149,7 +149,10 @@ def _plans(operation: str, nbytes: int | None, group: _C.Group) -> dict[str, str
         network = networks.get((group.name(), candidate.backend))
         if network is None:
             continue
-        plan = _C.themis_plan(list(network), operation, max(nbytes, 1), bool(candidate.variant))
+        try:
+            plan = _C.themis_plan(list(network), operation, max(nbytes, 1), bool(candidate.variant))
+        except InvalidArgumentError:  # more bytes than a plan can have
+            continue
         if plan is not None:
             orders = Counter("".join(str(k + 1) for k in order) for order in plan.orders)
             shares = ", ".join(f"{count} in order {order}" for order, count in sorted(orders.items()))
