@@ -181,6 +181,10 @@ def life() -> None:
         assert not mcr_dl.explain(name, nbytes).plans
     mcr_dl.destroy_process_group(again)
     mcr_dl.finalize(["shm"])
+    current = state.current()
+    kept = [*current.groups, *(name for names in current.shadows.values() for name in names)]
+    assert not [name for name in kept if "shm" in name]
+    assert {name for _, name in current.networks} == {"themis(mpi,gloo)"}
     assert mcr_dl.get_backends() == ["mpi", "gloo", "hier(mpi,gloo)", "stripe(gloo,mpi)", "themis(mpi,gloo)"]
     tensor = torch.ones(40_000)
     mcr_dl.all_reduce(tensor, backend="hier(mpi,gloo)")

@@ -16,7 +16,7 @@ from mcr_dl.base.errors import CollectiveTimeoutError, DesyncError, NotInitializ
 from mcr_dl.base.warning import warn
 from mcr_dl.groups import factory, lifecycle, torch_groups
 from mcr_dl.libraries import registry
-from mcr_dl.runtime import core_groups, handles, state
+from mcr_dl.runtime import communicators, core_groups, handles, state
 
 
 def init_process_group(
@@ -136,9 +136,13 @@ def finalize(backends: str | Iterable[str] | None = None) -> None:
         planner.backends_end(names)
     if not _C.drain(list(names), factory.DRAIN):
         warn(f"finalize({', '.join(names)}): some operations were still running and are abandoned")
-    for group in current.groups.values():
+    groups = list(current.groups.values())
+    for group in groups:
         for name in names:
             group._disconnect(name)
+    for group in groups:
+        for name in filter(registry.is_hierarchical, names):
+            communicators.close_parts(group, name)
     current.backends = [name for name in current.backends if name not in names]
 
 

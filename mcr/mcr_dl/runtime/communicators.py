@@ -63,6 +63,16 @@ def close(name: str) -> None:
         end(group)
 
 
+def close_parts(group: _C.Group, name: str) -> None:
+    """End the groups that a candidate over the group's dimensions has used, as it has ended."""
+    current = state.current()
+    owned = current.shadows.get(group.name(), [])
+    for each in [each for each in owned if each.startswith(f"{group.name()}/{name}-")]:
+        owned.remove(each)
+        close(each)
+    current.networks.pop((group.name(), name), None)
+
+
 def end(group: _C.Group) -> None:
     """End a group's communicators, unless that may wait for a lost rank."""
     if (is_broken(group) and any(map(registry.of_all_ranks, group.backends))) or holds_stuck(group):
