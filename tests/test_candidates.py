@@ -86,6 +86,13 @@ def test_lists(monkeypatch: pytest.MonkeyPatch) -> None:
             registry.parse_for_group(None)
 
 
+def test_libraries_of_dimensions() -> None:
+    """They take host memory: an error of the name, before anything is loaded."""
+    for name in ("hier(nccl,gloo)", "hier(shm,gloo,nccl)", "themis(nccl,gloo)"):
+        with pytest.raises(InvalidArgumentError, match="expected libraries of the host, got 'nccl'"):
+            registry.load(name)
+
+
 def test_libraries_of_all_ranks() -> None:
     """A job starts them before the hierarchies that they are a part of; other groups have them from the job."""
     for text in ("gloo,hier(mpi,gloo),mpi", "gloo,themis(mpi,gloo)"):

@@ -207,13 +207,25 @@ def with_parts(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(each for name in backends for each in (*parts_of(name), name)))
 
 
+def _require_host(name: str) -> None:
+    """Raise InvalidArgumentError if a part takes no host memory: a rank that is alone in its line connects no part, and
+    so would not notice."""
+    for part in parts_of(name):
+        if "cpu" not in describe(part).devices:
+            message = f"backend: {name!r} has a part for each dimension: expected libraries of the host, got {part!r}"
+            raise InvalidArgumentError(message)
+
+
 def load(name: str) -> str:
     """Load the backend's module and return its path; "" for a backend that is made of others.
 
-    Raises InvalidArgumentError for an unknown name and BackendUnavailableError, with the reason, if it cannot be used.
+    Raises InvalidArgumentError for an unknown name, or for a part that cannot serve a dimension, and
+    BackendUnavailableError, with the reason, if it cannot be used.
     """
     name = require_backend(name, "backend")
     if parts := _C.Candidate(name).parts:
+        if is_hierarchical(name):
+            _require_host(name)
         for part in parts:
             load(part)
         if is_hierarchical(name):
