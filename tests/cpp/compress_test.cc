@@ -52,9 +52,29 @@ class Zeros final : public Codec {
   }
 };
 
+// Of fixed size, with more bytes for fewer than four elements than for four. It uses all of them.
+class Padded final : public Codec {
+ public:
+  Padded() : Codec("padded") {}
+  bool accepts(DType dtype) const override { return dtype == DType::Float; }
+  bool fixed() const override { return true; }
+  int64_t capacity(int64_t count, DType) const override { return 4 * count + (count < 4 ? 64 : 0); }
+  int64_t encode(const void* in, int64_t count, DType dtype, std::byte* out) const override {
+    const int64_t bytes = capacity(count, dtype);
+    std::memcpy(out, in, static_cast<std::size_t>(4 * count));
+    std::memset(out + 4 * count, 1, static_cast<std::size_t>(bytes - 4 * count));
+    return bytes;
+  }
+  void decode(const std::byte* in, int64_t bytes, void* out, int64_t count, DType dtype) const override {
+    CHECK(bytes >= capacity(count, dtype));
+    std::memcpy(out, in, static_cast<std::size_t>(4 * count));
+  }
+};
+
 const Coding& coding(const char* text) {
   static const bool added = [] {
     Codecs::instance().add({"zeros", {}, [](const Options&) { return std::make_unique<Zeros>("zeros"); }});
+    Codecs::instance().add({"padded", {}, [](const Options&) { return std::make_unique<Padded>(); }});
     return true;
   }();
   static_cast<void>(added);
@@ -107,7 +127,7 @@ bool all_equal(const std::vector<float>& values, float expected) {
 }  // namespace
 
 TEST(an_all_reduce_in_two_phases) {
-  for (const auto* codec : {"bf16", "int8", "zeros", "fp16"}) {
+  for (const auto* codec : {"bf16", "int8", "zeros", "fp16", "padded"}) {
     for (const int size : {1, 2, 3}) {
       compressed(size, [&](Group& group) {
         for (const std::size_t count : {1, 2, 7, 1000}) {

@@ -44,8 +44,9 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
   if (!codec.accepts(dtype)) return 0;
   EncodedParts::Counts counts;
   for (int64_t i = bytes.number(1, 4); i > 0; --i) counts.push_back(bytes.number(0, 200));
-  const int64_t place = bytes.number(0, 1) == 0 ? 0 : *std::max_element(counts.begin(), counts.end());
-  EncodedParts encoded(codec, dtype, counts, codec.fixed() ? place : 0);
+  const int64_t most = bytes.number(0, 1) == 0 ? 0 : *std::max_element(counts.begin(), counts.end());
+  const bool padded = codec.fixed() && most != 0;
+  EncodedParts encoded(codec, dtype, counts, padded ? codec.capacity(most, coded_type(dtype)) : 0);
   if (!codec.fixed()) {
     try {
       encoded.expect(bytes.numbers(static_cast<int64_t>(counts.size())));

@@ -95,12 +95,16 @@ EncodedParts Compressed::room_for(Counts counts) const {
   return {codec_, call_.dtype, std::move(counts), even_ ? place() : 0};
 }
 
-// The largest part of a call whose parts differ at most in the last one. Equal on all ranks, so that parts padded to
-// this size make a call without counts.
+// The bytes of the largest encoded part of a call. Equal on all ranks, so that parts padded to this size make a call
+// without counts. Fewer elements may take more bytes: a user's codec is free to encode short parts differently.
 int64_t Compressed::place() const {
-  if (call_.op == Op::all_reduce) return share(call_.out.count, size_);
-  if (call_.op == Op::all_gather) return call_.in.count;
-  return call_.op == Op::all_to_all ? call_.in.count / size_ : call_.out.count;
+  const auto bytes = [this](int64_t count) { return count == 0 ? 0 : codec_.capacity(count, coded_type(call_.dtype)); };
+  if (call_.op == Op::all_reduce) {
+    const int64_t each = share(call_.out.count, size_);  // of all parts but the last that is not empty
+    return each == 0 ? 0 : std::max(bytes(each), bytes(call_.out.count % each));
+  }
+  if (call_.op == Op::all_gather) return bytes(call_.in.count);
+  return bytes(call_.op == Op::all_to_all ? call_.in.count / size_ : call_.out.count);
 }
 
 // The parts of an all_reduce: equal sizes, except at the end.

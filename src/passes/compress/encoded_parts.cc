@@ -32,14 +32,15 @@ void visit(DType coded, Visitor visitor) {
 
 }  // namespace
 
-EncodedParts::EncodedParts(const Codec& codec, DType dtype, Counts counts, int64_t room)
+EncodedParts::EncodedParts(const Codec& codec, DType dtype, Counts counts, int64_t place)
     : codec_(codec),
       coded_(coded_type(dtype)),
       counts_(std::move(counts)),
       sizes_(counts_.size(), counts_.get_allocator()),
       places_(counts_.get_allocator()) {
   std::ranges::transform(counts_, sizes_.begin(), [&](int64_t count) {
-    return room + count == 0 ? 0 : codec.capacity(room != 0 ? room : count, coded_);
+    if (place != 0) return place;
+    return count == 0 ? 0 : codec.capacity(count, coded_);
   });
   lay_out();
 }

@@ -17,9 +17,9 @@ class EncodedParts {
  public:
   using Counts = std::pmr::vector<int64_t>;
 
-  /// Reserves room for parts of these counts; if `room` is not 0, for `room` elements per part. The lists use the
-  /// allocator of `counts`.
-  EncodedParts(const Codec& codec, DType dtype, Counts counts, int64_t room = 0);
+  /// Reserves room for parts of these counts; if `place` is not 0, `place` bytes for each, which must be enough for
+  /// every count. The lists use the allocator of `counts`.
+  EncodedParts(const Codec& codec, DType dtype, Counts counts, int64_t place = 0);
 
   /// Encodes part `i` from elements of `dtype`. A residual is added before encoding, and is set to what is lost;
   /// it stays if the part cannot be decoded.
