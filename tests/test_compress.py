@@ -132,10 +132,24 @@ def test_wrong_encoded_data(codec: str) -> None:
     for wrong in (encoded[:0], encoded[:3], torch.zeros(100_000, dtype=torch.uint8)):
         with pytest.raises(mcr_dl.McrError, match="encoded bytes"):
             passes.decode(wrong, like, codec)
+    if codec.startswith("zfp"):  # which has the number of elements in front of the data
+        fewer = passes.encode(like[:4], codec)
+        enough = torch.cat([fewer, torch.zeros(encoded.numel() - fewer.numel(), dtype=torch.uint8)])
+        with pytest.raises(mcr_dl.BackendError, match=f"codec {codec}.*: expected 1000 encoded elements, got 4"):
+            passes.decode(enough, like, codec)
     with pytest.raises(mcr_dl.InvalidTypeError, match="uint8"):
         passes.decode(encoded.float(), like, codec)
     with pytest.raises(mcr_dl.InvalidTypeError, match="on the CPU, got one on meta"):
         passes.encode(like.to("meta"), codec)
+
+
+def test_data_that_is_cut_short() -> None:
+    """A codec of variable size decodes it as if zeros followed, and reads nothing behind it."""
+    like = torch.linspace(0, 100, 1_000_000).sin()
+    codec = "zfp:tolerance=1e-6"
+    short = passes.encode(like, codec)[:64]
+    zeros = torch.zeros(4096, dtype=torch.uint8)
+    _equal(passes.decode(short.clone(), like, codec), passes.decode(torch.cat([short, zeros]), like, codec))
 
 
 @pytest.mark.parametrize("codec", ["bf16", "fp16", "int8", "int8:block=1000", "zfp:rate=8", "zfp:tolerance=1e-3"])

@@ -55,8 +55,11 @@ class _Zfp:
         return len(stream)
 
     def decode(self, data: Bytes, out: Values) -> None:
+        self._decode(data.tobytes(), out)
+
+    def _decode(self, stream: bytes, out: Values) -> None:
         self._zfpy._decompress(
-            data.tobytes(),
+            stream,
             self._types[out.dtype.name],
             (out.size,),
             out=out.view(out.dtype.newbyteorder("=")),
@@ -100,7 +103,8 @@ class FixedAccuracy(_Zfp):
         return {"tolerance": self._tolerance}
 
     def decode(self, data: Bytes, out: Values) -> None:
-        super().decode(data, out)
+        # zfp reads on until it has all values, whatever it finds: zeros follow data that is cut short.
+        self._decode(data.tobytes().ljust(self.capacity(out.size, out.dtype.name), b"\0"), out)
         largest = np.finfo(out.dtype).max  # zfp may go beyond it; encoded values are finite
         np.clip(out, -largest, largest, out=out)
 

@@ -34,8 +34,24 @@ namespace {
 
 enum class Status : uint8_t { Encoded, NotFinite, Failed };
 
-constexpr int64_t kHeader = 8;   // a Status, padded
+constexpr int64_t kHeader = 8;   // a Status, and the number of elements
 constexpr int64_t kReason = 64;  // room for the text of a failure
+
+void write_header(std::byte* out, Status status, int64_t count) {
+  const uint64_t word = static_cast<uint64_t>(count) << 8 | static_cast<uint64_t>(status);
+  std::memcpy(out, &word, sizeof word);
+}
+
+struct Header {
+  Status status;
+  int64_t count;
+};
+
+Header read_header(const std::byte* in) {
+  uint64_t word = 0;
+  std::memcpy(&word, in, sizeof word);
+  return {static_cast<Status>(word & 0xff), static_cast<int64_t>(word >> 8)};
+}
 
 // Turns the Python error in flight into an Error.
 Error error_of(py::error_already_set& error) {
@@ -93,9 +109,9 @@ class PythonCodec final : public Codec {
   }
 
   int64_t encode(const void* in, int64_t count, DType dtype, std::byte* out) const override {
-    std::memset(out, 0, kHeader);
-    if (!finite(in, count, dtype)) {
-      out[0] = static_cast<std::byte>(Status::NotFinite);
+    const bool all_finite = finite(in, count, dtype);
+    write_header(out, all_finite ? Status::Encoded : Status::NotFinite, count);
+    if (!all_finite) {
       const auto unused = capacity(count, dtype) - kHeader;
       if (fixed_) std::memset(out + kHeader, 0, static_cast<std::size_t>(unused));
       return fixed_ ? kHeader + unused : kHeader;
@@ -131,14 +147,14 @@ class PythonCodec final : public Codec {
       throw failed("codec " + name() + ": expected at least " + std::to_string(kHeader) + " encoded bytes, got " +
                    std::to_string(bytes));
     }
-    switch (static_cast<Status>(in[0])) {
-      case Status::NotFinite:
-        return fill_with_nan(out, count, dtype);
-      case Status::Failed:
-      case Status::Encoded:
-        break;
-    }
     require_encoded(in, bytes);
+    const auto header = read_header(in);
+    // The data of fewer elements may end before what the codec reads.
+    if (header.count != count) {
+      throw failed("codec " + name() + ": expected " + std::to_string(count) + " encoded elements, got " +
+                   std::to_string(header.count));
+    }
+    if (header.status == Status::NotFinite) return fill_with_nan(out, count, dtype);
     // A part of a fixed size has room for a reason, and for the largest part of the call.
     const auto used = fixed_ ? std::min(bytes - kHeader, own_capacity(count, dtype)) : bytes - kHeader;
     const Activity::Pause pause;
@@ -155,7 +171,7 @@ class PythonCodec final : public Codec {
 
   // Throws the error with which encoding has failed.
   void require_encoded(const std::byte* in, int64_t bytes) const {
-    if (bytes >= kHeader && static_cast<Status>(in[0]) == Status::Failed) {
+    if (bytes >= kHeader && read_header(in).status == Status::Failed) {
       throw failed(sender_failed() + reason(in, bytes));
     }
   }
@@ -167,8 +183,8 @@ class PythonCodec final : public Codec {
       if (text.starts_with(known)) text.erase(0, known.size());
     }
     const int64_t room = fixed_ ? capacity(count, dtype) - kHeader : kReason;
-    std::memset(out, 0, static_cast<std::size_t>(kHeader + room));
-    out[0] = static_cast<std::byte>(Status::Failed);
+    write_header(out, Status::Failed, count);
+    std::memset(out + kHeader, 0, static_cast<std::size_t>(room));
     std::memcpy(out + kHeader, text.data(), std::min(text.size(), static_cast<std::size_t>(room)));
     return kHeader + room;
   }
