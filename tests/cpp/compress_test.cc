@@ -117,6 +117,18 @@ class Notes : public Pass {
   std::vector<std::pair<int32_t, const std::string*>> seen;
 };
 
+// Writes down how many bytes later passes have sent.
+class Sent : public Pass {
+ public:
+  std::string_view name() const override { return "sent"; }
+  Outcome handle(Passage& passage, const Next& next) override {
+    auto outcome = next(passage);
+    bytes = passage.notes.sent_bytes;
+    return outcome;
+  }
+  int64_t bytes = -1;
+};
+
 bool all_equal(const std::vector<float>& values, float expected) {
   for (const auto value : values) {
     if (value != expected) return false;
@@ -158,6 +170,27 @@ TEST(later_passes_see_the_priority_and_the_key) {
         group.set_passes({});
       });
     }
+  }
+}
+
+TEST(the_bytes_that_an_all_reduce_sends) {
+  struct Case {
+    const char* codec;
+    float value;
+    int64_t bytes;
+  };
+  // Two parts of four elements, then, where its size is known, their sum.
+  for (const auto& each : {Case{"bf16", 1, 24}, Case{"zeros", 0, 2}, Case{"zeros", 1, 34}}) {
+    ranks::together(2, [&](Group& group, const std::shared_ptr<Group>& shadow) {
+      const auto sent = std::make_shared<Sent>();
+      const auto pass = std::make_shared<Compress>(stages(shadow), CompressDefaults{});
+      group.set_passes({sent, pass});
+      std::vector<float> values(8, each.value);
+      ranks::run(group, call_of(Op::all_reduce, values, each.codec));
+      CHECK(pass->synchronize(std::chrono::seconds(10)));
+      CHECK(sent->bytes == each.bytes);
+      group.set_passes({});
+    });
   }
 }
 

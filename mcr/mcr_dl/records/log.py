@@ -46,7 +46,9 @@ class Record(NamedTuple):
     out_splits: tuple[int, ...]
     truncated: bool  # the splits were not kept
     nbytes: int  # the data size as nccl-tests counts it; of a vectored call this rank's larger side
-    sent_bytes: int | None  # the bytes for the backend, if a pass has changed their number
+    # The bytes for the backend, if a pass has changed their number. Of an all_reduce with a codec of variable size those
+    # of its first exchange.
+    sent_bytes: int | None
     fused: bool  # it shared a buffer with other calls
     codec: str | None  # the codec that compressed it
     issue: int  # the call was made

@@ -150,7 +150,7 @@ void Compressed::lay_out() {
 
 int64_t Compressed::sent_bytes() const {
   if (!transfer_->in) return sends() ? transfer_->sent_bytes() : 0;
-  return transfer_->sent_bytes() + (result_ == nullptr ? 0 : result_->in->bytes());
+  return transfer_->sent_bytes() + (result_ == nullptr || !codec_.fixed() ? 0 : result_->sent_bytes());
 }
 
 void Compressed::build(int64_t number) {

@@ -38,7 +38,8 @@ class Compressed {
   Call sized_data() { return transfer_->data_call(); }
   /// Whether only the size is in the schedule.
   bool sends_sizes_first() const { return call_.op == Op::send && !codec_.fixed(); }
-  /// The size of this rank's encoded parts, once they are encoded.
+  /// The size of this rank's encoded parts, once the first ones are encoded. Of an all_reduce whose sizes depend on the
+  /// values, the parts of the first exchange alone: those of the second one are not known yet.
   int64_t sent_bytes() const;
 
  private:
