@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -214,13 +215,15 @@ ENDS = {
 
 @pytest.mark.parametrize("difference", ENDS)
 @pytest.mark.parametrize("backend", ["mpi", "gloo", "shm"])
-def test_messages_without_a_match(nursery: Nursery, backend: str, difference: str) -> None:
-    """All ranks raise at the end."""
+def test_messages_without_a_match(nursery: Nursery, backend: str, difference: str, tmp_path: Path) -> None:
+    """All ranks raise at the end, and leave the traces that MCR_DL_TRACE asks for."""
     if difference == "backend" and backend != "shm":
         pytest.skip("needs two backends: once is enough")
     backends = "shm,gloo" if difference == "backend" else backend
-    ranks = jobs.start(nursery, PROGRAM, ["ends", backends, difference], 3, MCR_DL_DEBUG="detail")
+    environment = {"MCR_DL_DEBUG": "detail", "MCR_DL_TRACE": str(tmp_path)}
+    ranks = jobs.start(nursery, PROGRAM, ["ends", backends, difference], 3, **environment)
     jobs.end(nursery, ranks)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["rank0.json", "rank1.json", "rank2.json"]
     text = ENDS[difference].format(at=r"called at detail_messages\.py:\d+ in [\w<>]+")
     for rank in ranks:
         assert re.search(rf"RAISED DesyncError the ranks have made different calls: .*{text}", rank.text), rank.text

@@ -105,7 +105,7 @@ def destroy_process_group(group: handles.Group = None) -> None:
     published = [(each, _C.handle_of(each)) for each in ending]
     default = everything and torch_groups.is_torch_default(where)
     if desync:
-        core_groups.abandon()  # pending operations may never complete
+        lifecycle.abandon()  # pending operations may never complete
     if default:
         torch_dist.destroy_process_group()  # ends the groups of mcr_dl behind torch's
     for each, handle in [] if default else published:

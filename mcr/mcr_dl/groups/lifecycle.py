@@ -308,7 +308,7 @@ def end() -> None:
     watch.refuse_fork()
     desync = watch.compare_last()
     if desync:
-        core_groups.abandon()
+        abandon()
         raise DesyncError(desync)
     try:
         if not _drained():
@@ -318,6 +318,12 @@ def end() -> None:
         trace.finish(together=True)
     finally:
         core_groups.abandon()
+
+
+def abandon() -> None:
+    """As ``end``, without waiting for anything: operations that are still running fail."""
+    trace.finish(together=False)
+    core_groups.abandon()
 
 
 def _drained() -> bool:

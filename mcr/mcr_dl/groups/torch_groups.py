@@ -377,7 +377,7 @@ def on_abort(group: _C.Group) -> None:
     if state.has_ended(group):
         return
     if group is _C.world():
-        core_groups.abandon()
+        lifecycle.abandon()
         return
     held = state.current().topologies.pop(group.name(), None)
     for each in [] if held is None else held.owned:
