@@ -293,6 +293,7 @@ def test_param_leaves_out_on_all_ranks_what_one_leaves_out() -> None:
         record_of("send", 11, 12, root=1, tag=0, seq=2),
         record_of("send", 13, 14, root=1, tag=5, seq=3),
         record_of("all_reduce", 15, 16, seq=0, state="failed"),  # refused on this rank alone
+        record_of("all_reduce", 17, 18, seq=5),
     ]
     second = group_of(1)
     theirs = [record._replace(group=second) for record in mine[:4]]
@@ -312,6 +313,7 @@ def test_param_leaves_out_on_all_ranks_what_one_leaves_out() -> None:
     assert export.left_out == {
         "vectored calls whose splits were not kept": 2,
         "calls that failed": 3,
+        "collectives that another rank did not make": 1,
         "messages that the other rank did not complete": 1,
         "receives from any rank that did not end": 1,
     }

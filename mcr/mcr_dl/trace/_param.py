@@ -15,7 +15,7 @@ from mcr_dl.trace._files import Trace
 from mcr_dl.trace._flight_recorder import first_common, lost_somewhere
 
 Entry = dict[str, Any]
-_Collective = tuple[tuple[str, int], int]  # the group and the number
+_Collective = tuple[tuple[str, int], tuple[int, ...], int]  # the group, of which parts share a name, and the number
 _Ends = tuple[tuple[str, int], int, int, int | None]
 
 # MCR-DL's names -> PARAM's. Forms on one buffer are its "base" ones; every exchange is one with splits.
@@ -59,21 +59,24 @@ def _problem(record: Record) -> str | None:
 
 
 class _Kept:
-    """The calls that the export has. A collective that one rank leaves out, and a message without its other half, are
-    left out on all ranks: in a replay the other ranks would wait for them.
+    """The calls that the export has. A collective that one rank leaves out or has not made, and a message without its
+    other half, are left out on all ranks: in a replay the other ranks would wait for them.
     """
 
     def __init__(self, traces: Sequence[Trace]) -> None:
         self._first = first_common(traces)
         self._ranks = {trace.rank for trace in traces}
         self._left_out: dict[_Collective, str] = {}
+        self._made: Counter[_Collective] = Counter()
         self._messages: Counter[tuple[_Ends, str]] = Counter()
         for record in (record for trace in traces for record in trace.records):
             problem = _problem(record)
             if record.peer:
                 self._messages[_ends(record), record.op] += problem is None
-            elif problem is not None and record.seq:
-                self._left_out[record.group.key, record.seq] = problem
+            elif record.seq:
+                self._made[_collective(record)] += 1
+                if problem is not None:
+                    self._left_out[_collective(record)] = problem
 
     def problems(self, trace: Trace) -> Iterator[tuple[Record, str | None]]:
         """The calls of a rank, each with the reason why it is left out."""
@@ -83,7 +86,7 @@ class _Kept:
             if lost_somewhere(record, self._first):
                 problem = "the log of a rank has lost calls before it"
             elif problem is None and not record.peer:
-                problem = self._left_out.get((record.group.key, record.seq))
+                problem = self._problem_elsewhere(record)
             elif problem is None:
                 ends = _ends(record)
                 turns[ends, record.op] += 1
@@ -92,6 +95,17 @@ class _Kept:
                 if there and turns[ends, record.op] > self._messages[ends, other]:
                     problem = "messages that the other rank did not complete"
             yield record, problem
+
+    def _problem_elsewhere(self, record: Record) -> str | None:
+        collective = _collective(record)
+        if collective in self._left_out:
+            return self._left_out[collective]
+        members = len(self._ranks.intersection(record.group.ranks))
+        return "collectives that another rank did not make" if self._made[collective] < members else None
+
+
+def _collective(record: Record) -> _Collective:
+    return record.group.key, record.group.ranks, record.seq
 
 
 def _ends(record: Record) -> _Ends:
@@ -164,9 +178,9 @@ def _timed(
 def param(traces: Sequence[Trace]) -> Export:
     """The traces in the form that PARAM's replay reads: for each rank its process groups, then its calls and waits.
 
-    Calls that the log of one rank has lost, or that one rank leaves out, are left out on all ranks; messages are if a
-    log has lost calls, or if the other rank has no such message. Sizes are in elements, ranks are the job's, groups
-    have equal numbers on all ranks, times are on one clock.
+    Calls that the log of one rank has lost, or that one rank leaves out or has not made, are left out on all ranks;
+    messages are if a log has lost calls, or if the other rank has no such message. Sizes are in elements, ranks are the
+    job's, groups have equal numbers on all ranks, times are on one clock.
     """
     keys = list(dict.fromkeys((group.key, group.ranks) for trace in traces for group in trace.groups))
     export, kept = Export(), _Kept(traces)
