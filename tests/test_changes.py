@@ -59,6 +59,12 @@ def test_a_list_that_is_wrong_on_one_rank(pools: Pools, kind: str, error: str, o
     assert answers == [(others, f"rank 2: {text}"), (others, f"rank 2: {text}"), (error, text)]
 
 
+def test_a_pass_that_one_rank_cannot_make(pools: Pools) -> None:
+    """No rank gets the new passes, although the others could make them."""
+    answers = pools.get("processes", 3).run(changes.not_made, "gloo")
+    assert answers == [*[("InvalidArgumentError", "rank 2: no room")] * 2, ("MemoryError", "no room")]
+
+
 @sizes
 def test_a_rank_that_does_not_come(pools: Pools, size: int) -> None:
     """All ranks get one text at the timeout, even the late one; it says who is missing and where that rank is."""

@@ -114,6 +114,41 @@ def wrong_on_one(kind: str) -> tuple[str, str]:
     raise AssertionError("expected an error")
 
 
+class _Fails:
+    """A pass that the last rank cannot make."""
+
+    name = "fails"
+
+    def terms(self) -> dict[str, Any]:
+        return {}
+
+    def make(self, group: _C.Group, shadow: Any) -> _C.Pass:
+        del shadow
+        if _last():
+            raise MemoryError("no room")
+        return _C.PythonPass(_seen([]), self.name, group)
+
+
+def not_made(backend: str) -> tuple[str, str]:
+    """One rank cannot make a pass: the error of every rank, class and text. The group keeps its passes."""
+    session.start()
+    group = mcr_dl.new_group()
+    mcr_dl.set_passes([Fuse(hold_microseconds=_NEVER)], group)
+    told = ("", "")
+    try:
+        mcr_dl.set_passes([_Fails(), Fuse()], group)
+    except Exception as error:
+        told = type(error).__name__, str(error)
+    assert mcr_dl.get_passes(group) == ["fuse"]
+    for _ in range(2):
+        tensor, work = _made(backend, 4, group)
+        work.wait()
+        assert tensor.tolist() == [float(mcr_dl.get_world_size())] * 4
+        mcr_dl.set_passes([], group)
+    mcr_dl.destroy_process_group(group)
+    return told
+
+
 def late(backend: str) -> tuple[str, float]:
     """The last rank comes after the timeout: the text on each rank, and the elapsed time. The group stays usable."""
     session.start()

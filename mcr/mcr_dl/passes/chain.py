@@ -145,18 +145,6 @@ def _agree(
     return found
 
 
-def _shadow(group: _C.Group, after: list[Specification], suffix: str, *, rest: bool = False) -> _C.Group:
-    current = state.current()
-    name = _numbered(f"{group.name()}/{suffix}", current.broken.get(f"{group.name()}/{suffix}", 0))
-    made = current.groups.get(name)
-    if made is None:
-        made = core_groups.make(name, list(group.ranks), group.backends, group.timeout)
-        current.add_shadow(group.name(), made)
-    synchronize(made)
-    _put(made, after if rest else [])
-    return made
-
-
 def _numbered(name: str, before: int) -> str:
     """The name of a shadow, of which so many broke before."""
     return f"{name}-{before + 1}" if before else name
@@ -207,15 +195,49 @@ def _end_broken(group: _C.Group) -> None:
                 core_groups.forget_group(current.groups[old])
 
 
-def _made(group: _C.Group, specifications: list[Specification]) -> list[_C.Pass]:
-    return [
-        entry.make(group, partial(_shadow, group, specifications[place + 1 :]))
-        for place, entry in enumerate(specifications)
-    ]
+class _Making:
+    """Makes the passes of one change. Their group gets them only if every rank could make all."""
+
+    def __init__(self) -> None:
+        self.shadows: list[_C.Group] = []  # which the passes use
+        self._problem: Exception | None = None  # the first one
+
+    def passes(self, group: _C.Group, specifications: list[Specification]) -> list[_C.Pass]:
+        """Make the passes that can be made, also after an error: the ranks make parts of them together."""
+        made: list[_C.Pass] = []
+        for place, entry in enumerate(specifications):
+            try:
+                made.append(entry.make(group, partial(self._shadow, group, specifications[place + 1 :])))
+            except Exception as error:  # any, as passes may be the program's
+                self._problem = self._problem or error
+        return made
+
+    def _shadow(self, group: _C.Group, after: list[Specification], suffix: str, *, rest: bool = False) -> _C.Group:
+        current = state.current()
+        name = _numbered(f"{group.name()}/{suffix}", current.broken.get(f"{group.name()}/{suffix}", 0))
+        made = current.groups.get(name)
+        if made is None:
+            made = core_groups.make(name, list(group.ranks), group.backends, group.timeout)
+            current.add_shadow(group.name(), made)
+        synchronize(made)
+        self.shadows.append(made)
+        # At once: the pass that asks takes them from there. Earlier passes keep those that they have taken.
+        _C.set_passes(made, self.passes(made, after if rest else []))
+        return made
+
+    def agree(self, group: _C.Group) -> None:
+        """Raise an error on every rank if a rank could not make a pass."""
+        changes.agree(group, "set_passes", None, problem=self._problem, anywhere=True)
 
 
 def _put(group: _C.Group, specifications: list[Specification]) -> None:
-    _C.set_passes(group, _made(group, specifications))
+    making = _Making()
+    passes = making.passes(group, specifications)
+    making.agree(group)
+    _C.set_passes(group, passes)
+    for shadow in state.current().with_shadows(group)[1:]:
+        if shadow not in making.shadows and _C.passes(shadow):
+            _C.set_passes(shadow, [])  # no pass uses it any more
 
 
 def add(group: _C.Group, specifications: list[Specification], problem: Exception | None = None) -> set[str]:
@@ -229,7 +251,10 @@ def add(group: _C.Group, specifications: list[Specification], problem: Exception
     _synchronize_together(group)
     first = [entry for entry in wanted if entry.name == Log.name]
     last = [entry for entry in wanted if entry.name != Log.name]
-    _C.set_passes(group, [*_made(group, first), *_C.passes(group), *_made(group, last)])
+    making = _Making()
+    passes = [*making.passes(group, first), *_C.passes(group), *making.passes(group, last)]
+    making.agree(group)
+    _C.set_passes(group, passes)
     return {entry.name for entry in wanted}
 
 
@@ -315,16 +340,15 @@ def set_passes(passes: Iterable[str | Specification] | None, group: handles.Grou
         group: the default group if None.
 
     Raises InvalidArgumentError or InvalidTypeError on every rank if one rank's list has an unknown name or a pass
-    twice, or if the lists or the calls before this one differ; CollectiveTimeoutError on every rank if some ranks do
-    not come within the group's timeout, or held calls are not released within 30 seconds. The group then keeps its
-    passes.
+    twice, if a rank cannot make a pass, or if the lists or the calls before this one differ; CollectiveTimeoutError on
+    every rank if some ranks do not come within the group's timeout, or held calls are not released within 30 seconds.
+    The group then keeps its passes.
     """
     if handles.left_out(group, "set_passes"):
         return
     where = handles.core_group(group)
     specifications = _agree(where, passes)
-    if _C.passes(where):
-        _synchronize_together(where)
+    _synchronize_together(where)  # also without passes: ranks that differ in these still count the same steps
     _put(where, specifications)
     _end_broken(where)
 
