@@ -101,6 +101,10 @@ def test_fused_calls_say_so(pools: Pools) -> None:
         assert found == [("all_reduce", True, "completed")] * 4
 
 
+def test_a_log_behind_fuse(pools: Pools) -> None:
+    pools.get("processes", 2).run(log.behind_fuse)
+
+
 def test_priorities_and_keys(pools: Pools) -> None:
     """Records have what the calls say; what is no priority or key is refused."""
     for found in pools.get("processes", 2).run(log.named):

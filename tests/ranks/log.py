@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import mcr_dl
-from mcr_dl import InvalidArgumentError, InvalidTypeError, passes
+from mcr_dl import InvalidArgumentError, InvalidTypeError, UnsupportedError, passes
 from mcr_dl.passes.log import Log
 from mcr_dl.records import log
 from mcr_dl.records.log import Record
@@ -367,6 +367,24 @@ def fused() -> list[tuple[str, bool, str]]:
     found = [(record.name, record.fused, record.state) for record in mcr_dl.log_records()]
     _off()
     return found
+
+
+def behind_fuse() -> None:
+    """A log behind ``fuse`` is changed by set_passes alone, which also ends it."""
+    session.start()
+    mcr_dl.set_passes(["fuse", "log"])
+    changes: list[dict[str, Any]] = [{"enabled": False}, {"enabled": True}, {"prof_ops": ["barrier"]}]
+    for change in changes:
+        expect(UnsupportedError, lambda change=change: mcr_dl.configure(**change), "fuse, log", "set_passes")
+    assert log.is_on()
+    mcr_dl.reset_log()
+    mcr_dl.all_reduce(torch.ones(4), async_op=True).wait()
+    assert [record.op for record in mcr_dl.log_records()] == ["all_reduce"]
+    for chain in (["fuse"], []):
+        mcr_dl.set_passes(chain)
+        assert not log.is_on()
+        mcr_dl.all_reduce(torch.ones(4), async_op=True).wait()
+    assert len(mcr_dl.log_records()) == 1
 
 
 def named() -> list[tuple[int, str | None]]:

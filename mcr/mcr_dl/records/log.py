@@ -46,8 +46,8 @@ class Record(NamedTuple):
     out_splits: tuple[int, ...]
     truncated: bool  # the splits were not kept
     nbytes: int  # the data size as nccl-tests counts it; of a vectored call this rank's larger side
-    # The bytes for the backend, if a pass has changed their number. Of an all_reduce with a codec of variable size those
-    # of its first exchange.
+    # The bytes for the backend, if a pass has changed their number. An all_reduce with a codec of variable size has
+    # those of its first exchange.
     sent_bytes: int | None
     fused: bool  # it shared a buffer with other calls
     codec: str | None  # the codec that compressed it
@@ -117,7 +117,7 @@ OFF = (
 
 def is_on() -> bool:
     """Whether some group has the log among its passes. If it is off, views without records say so (``OFF``)."""
-    groups = state.current().groups.values()
+    groups = [group for name, group in state.current().groups.items() if not state.is_shadow(name)]
     return any(station.name == PASS for group in groups for station in _C.passes(group))
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from mcr_dl import _C
 from mcr_dl.base import documents
-from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.base.errors import InvalidArgumentError, UnsupportedError
+from mcr_dl.passes.fuse import Fuse
 from mcr_dl.passes.log import Log, op_of
 from mcr_dl.records import printer
 from mcr_dl.runtime import state
@@ -108,6 +109,18 @@ def _with_log() -> list[_C.Group]:
     return [group for group in _groups() if any(station.name == Log.name for station in _C.passes(group))]
 
 
+def _require_in_front() -> None:
+    """Raise UnsupportedError if a group has a log behind ``fuse``, which keeps the passes behind it."""
+    for group in _groups():
+        names = [station.name for station in _C.passes(group)]
+        if Log.name in names and Fuse.name in names[: names.index(Log.name)]:
+            message = (
+                f"configure: expected no log behind {Fuse.name}, which keeps the passes behind it, got the passes "
+                f"{', '.join(names)} of group '{group.name()}': change them with set_passes"
+            )
+            raise UnsupportedError(message)
+
+
 def put(specification: Log | None) -> None:
     """Make it the first pass of every group, replacing an existing log; None: no log."""
     current = state.current()
@@ -175,14 +188,16 @@ def configure(
         verbose: print a line for each call within a second of its end, on rank 0, to standard error.
         debug: record and show the name of the Python function that made the call.
 
-    Raises InvalidArgumentError for a wrong key or value, NotInitializedError before init and after finalize; the
-    log then stays unchanged. Source: deepspeed.comm.configure.
+    Raises InvalidArgumentError for a wrong key or value, UnsupportedError for a log behind ``fuse``,
+    NotInitializedError before init and after finalize; the log then stays unchanged. Source: deepspeed.comm.configure.
     """
     global _settings
     given = {"enabled": enabled, "prof_all": prof_all, "prof_ops": prof_ops, "verbose": verbose, "debug": debug}
     values = {**_read(config), **{name: value for name, value in given.items() if value is not None}}
     settings = replace(_settings, **{name: _checked(name, value) for name, value in values.items()})
     on = settings.enabled
+    if values.keys() - {"debug"}:
+        _require_in_front()
     if "enabled" in values:
         put(_specification(settings, verbose=settings.verbose) if on else None)
     else:
