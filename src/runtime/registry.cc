@@ -61,6 +61,13 @@ const std::string& Registry::keep_name(const std::string& name) {
   return *names_.insert(name).first;
 }
 
+const std::string* Registry::keep_key(const std::string& key) {
+  std::lock_guard lock(mutex_);
+  const auto found = keys_.find(key);
+  if (found != keys_.end()) return &*found;
+  return keys_.size() < kMostKeys ? &*keys_.insert(key).first : nullptr;
+}
+
 void Registry::missing(const std::string& name, const std::string& reason) {
   std::lock_guard lock(mutex_);
   auto& entry = entries_[name];

@@ -39,6 +39,9 @@ class Registry {
   Entry* find(const std::string& name);
   /// A copy of the name that lives as long as the process: Works name their backend, and may outlive its group.
   const std::string& keep_name(const std::string& name);
+  /// As keep_name(), for texts of the program, of which there may be ever more: null for a new one after kMostKeys.
+  const std::string* keep_key(const std::string& key);
+  static constexpr std::size_t kMostKeys = std::size_t{1} << 16;
   /// Records why a backend is unavailable.
   void missing(const std::string& name, const std::string& reason);
   /// name -> "ok: MPICH 5.0.2" or "unavailable: no CUDA device".
@@ -59,6 +62,7 @@ class Registry {
   mutable std::mutex mutex_;
   std::map<std::string, Entry> entries_;  // entries never move
   std::set<std::string> names_;
+  std::set<std::string> keys_;
 };
 
 }  // namespace mcr

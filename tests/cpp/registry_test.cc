@@ -122,3 +122,11 @@ TEST(shutdown_reaches_every_backend) {
   Registry::instance().shutdown();
   CHECK(ends == 1);
 }
+
+TEST(keys_without_end_take_bounded_memory) {
+  auto& registry = Registry::instance();
+  const auto* first = registry.keep_key("first");
+  for (std::size_t i = 1; i < Registry::kMostKeys; ++i) CHECK(registry.keep_key(std::to_string(i)) != nullptr);
+  CHECK(registry.keep_key("one more") == nullptr);
+  CHECK(first != nullptr && *first == "first" && registry.keep_key("first") == first);
+}

@@ -206,7 +206,7 @@ class Binder {
         call_.priority = priority(value, name);
         break;
       case Kind::Key:
-        call_.key = &Registry::instance().keep_name(std::string(string(value, name, "a string")));
+        call_.key = Registry::instance().keep_key(std::string(string(value, name, "a string")));
         break;
       case Kind::Group:
       case Kind::Backend:
