@@ -64,6 +64,14 @@ def test_verbose(pools: Pools) -> None:
     assert second == ""
 
 
+def test_verbose_beyond_the_ring(pools: Pools) -> None:
+    """Rank 0 says how many lines it could not print."""
+    first, second = pools.get("processes", 2).run(log.verbose_beyond_the_ring)
+    assert "mcr_dl: verbose: up to 4 lines left out, as the log keeps 16 records" in first
+    assert len(re.findall("comm op: barrier", first)) == 16
+    assert second == ""
+
+
 @pytest.mark.parametrize("world", [2, 3])
 def test_summary(pools: Pools, world: int) -> None:
     """Counts and sizes by backend, and the last rank."""

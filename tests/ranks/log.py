@@ -13,13 +13,14 @@ from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 import mcr_dl
 from mcr_dl import InvalidArgumentError, InvalidTypeError, UnsupportedError, passes
 from mcr_dl.passes.log import Log
-from mcr_dl.records import log
+from mcr_dl.records import log, printer
 from mcr_dl.records.log import Record
 from mcr_dl.testing.expect import expect
 from mcr_dl.trace import _regions
@@ -205,7 +206,22 @@ def verbose() -> str:
     with redirect_stderr(written):
         mcr_dl.configure(enabled=True, verbose=True)
         mcr_dl.all_reduce(torch.ones(1024), backend="gloo")
+        mcr_dl.reset_log()  # the line is still to come
         mcr_dl.configure(enabled=False)
+    _off()
+    return written.getvalue()
+
+
+def verbose_beyond_the_ring() -> str:
+    """The output on this rank for more calls between two looks at the log than it keeps."""
+    session.start()
+    written = StringIO()
+    with redirect_stderr(written), patch.object(printer, "_PERIOD", 60.0):
+        mcr_dl.set_passes([Log(capacity=16, verbose=True)])
+        for _ in range(20):
+            mcr_dl.barrier()
+        mcr_dl.configure(enabled=False)
+    mcr_dl.set_passes([Log(capacity=65536)])
     _off()
     return written.getvalue()
 

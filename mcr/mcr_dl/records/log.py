@@ -96,12 +96,21 @@ def records(group: handles.Group = None, *, since: int = 0) -> list[Record]:
     InvalidTypeError or NotInitializedError if ``group`` is not a group or has ended.
     """
     wanted = None if group is None else _C.log_group_index(handles.core_group(group))
-    rows = _C.log_records(max(since, _since))
-    groups = [RecordedGroup(name, instance, rank, tuple(ranks)) for name, instance, rank, ranks in _C.log_groups()]
-    found = [Record(row[0], row[1], groups[row[2]], *row[3:]) for row in rows]
+    found, groups = _read(max(since, _since))
     if group is None:
         return found
     return [] if wanted is None else [record for record in found if record.group is groups[wanted]]
+
+
+def _read(since: int) -> tuple[list[Record], list[RecordedGroup]]:
+    rows = _C.log_records(since)
+    groups = [RecordedGroup(name, instance, rank, tuple(ranks)) for name, instance, rank, ranks in _C.log_groups()]
+    return [Record(row[0], row[1], groups[row[2]], *row[3:]) for row in rows], groups
+
+
+def every_record(since: int) -> list[Record]:
+    """As ``records`` of all groups, with those before ``reset``."""
+    return _read(since)[0]
 
 
 def lost() -> int:

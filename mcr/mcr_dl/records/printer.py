@@ -36,19 +36,27 @@ def _rank() -> int:
     return state.current().launch.rank if state.is_initialized() else launcher.detect().rank
 
 
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # nothing reads the output any more
+        print(text, file=sys.stderr)
+
+
 def flush() -> None:
     """Print the lines of the calls that have ended since the last time."""
     global _next
     with _lock:
         if _stop is None or _rank() > 0:
             return
-        first = min(_open, default=_next)
-        fresh = [record for record in log.records(since=first) if record.number >= _next or record.number in _open]
+        capacity = _C.log_capacity()
+        overwritten = _C.log_made() - capacity + 1 - _next
+        if overwritten > 0:
+            _say(f"mcr_dl: verbose: up to {overwritten} lines left out, as the log keeps {capacity} records")
+        records = log.every_record(min(_open, default=_next))  # reset() must not hide lines that are still to come
+        fresh = [record for record in records if record.number >= _next or record.number in _open]
         running = {record.number for record in fresh if record.end is None}
         for record in fresh:
             if record.end is not None and record.group.name in _groups:
-                with contextlib.suppress(OSError, ValueError):  # nothing reads the output any more
-                    print(line_of(record), file=sys.stderr)
+                _say(line_of(record))
         _next = max([_next, *(record.number + 1 for record in fresh)])
         _open.clear()
         _open.update(running)
@@ -63,11 +71,11 @@ def start(group: str) -> None:
     """Print the calls of the group of this name from now on, on rank 0 of the job."""
     global _stop, _next
     with _lock:
+        if _stop is None and _rank() <= 0:
+            over = threading.Event()
+            threading.Thread(target=_run, args=(over,), name="mcr_dl log", daemon=True).start()
+            _stop, _next = over, _C.log_made() + 1
         _groups.add(group)
-        if _stop is not None or _rank() > 0:
-            return
-        _stop, _next = threading.Event(), _C.log_made() + 1
-        threading.Thread(target=_run, args=(_stop,), name="mcr_dl log", daemon=True).start()
 
 
 def prints(group: str) -> bool:
