@@ -150,7 +150,7 @@ Outcome Compress::handle(Passage& passage, const Next& next) {
 
 Outcome Compress::run(Passage& passage, const Next& next, Compressed& compressed,
                       const std::shared_ptr<Schedule>& schedule) {
-  compressed.build(stages_->next_message() % kTags + kTags);
+  compressed.build(compressed.sends_sizes_first() ? stages_->next_message() % kTags + kTags : 0);
   const bool blocking = !passage.asynchronous && !passage.call.any_form;
   if (compressed.single() && blocking) return run_single(passage, next, compressed, schedule);
   auto requests = stages_->submit(passage, schedule, [&](const Task& task, Requests& started) {

@@ -29,8 +29,8 @@ class Compressed {
   Compressed(const Compressed&) = delete;
   Compressed& operator=(const Compressed&) = delete;
 
-  /// Adds the tasks. `number` identifies a message whose size is sent before it. When this rank sends a message after
-  /// its size, the data is not in the schedule: call sized_data().
+  /// Adds the tasks. `number` identifies a message that this rank sends after its size, if sends_sizes_first(); its
+  /// data is not in the schedule: call sized_data().
   void build(int64_t number);
   /// Whether a single exchange is enough.
   bool single() const { return codec_.fixed() && call_.op != Op::all_reduce; }
