@@ -118,6 +118,19 @@ def test_the_bars_are_the_breakdown() -> None:
     assert "20.0 ms" in texts
 
 
+def test_a_name_for_each_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each region has its own calls; there is no picture of more bars than one can have."""
+    steps = range(301)
+    records = [record("all_reduce", 2 * step, 2 * step + 1) for step in steps]
+    regions = [Region(f"step {step}", 2 * step * MS, 2 * (step + 1) * MS, 7) for step in steps]
+    trace = make(records, regions=regions)
+    for found, step in zip(breakdown.by_region(trace), steps, strict=True):
+        assert (found.name, found.exposed) == (f"step {step}", pytest.approx({"all_reduce": 0.001}))
+    _files.write(trace, tmp_path / "traces")
+    assert main(["plot", str(tmp_path / "traces"), "-o", str(tmp_path / "chart.png")]) == 2
+    assert "expected at most 300 names of regions or ranks, a bar for each, got 301" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("regions", [["step"], [], ["gloo", "mpi", "a $x_{$ costs $1", "auto"]], ids=len)
 def test_the_picture_shows_its_words(regions: list[str]) -> None:
     """Its title and legend are inside it, apart from each other and from the bars; each operation has a color."""

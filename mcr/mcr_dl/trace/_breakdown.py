@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from mcr_dl.records.log import Record
@@ -63,41 +64,53 @@ def union(spans: Iterable[Span]) -> list[Span]:
     return result
 
 
-def _clip(spans: Iterable[Span], windows: Sequence[Span]) -> list[Span]:
-    """The parts of the spans that lie in the windows; both are in order and without overlaps."""
-    result: list[Span] = []
-    first = 0
-    for begin, end in spans:
-        while first < len(windows) and windows[first][1] <= begin:
-            first += 1
-        place = first
-        while place < len(windows) and windows[place][0] < end:
-            result.append((max(begin, windows[place][0]), min(end, windows[place][1])))
+def _parts(spans: Sequence[Span], windows: Iterable[Span]) -> Iterator[tuple[int, Span]]:
+    """The parts of the spans that lie in the windows, each with the index of its span.
+
+    Both are in order and without overlaps. The time depends on the spans in the windows, not on all spans.
+    """
+    for begin, end in windows:
+        place = bisect_right(spans, begin, key=lambda span: span[1])
+        while place < len(spans) and spans[place][0] < end:
+            yield place, (max(begin, spans[place][0]), min(end, spans[place][1]))
             place += 1
-    return result
+
+
+def _clip(spans: Sequence[Span], windows: Iterable[Span]) -> list[Span]:
+    return [part for _, part in _parts(spans, windows)]
 
 
 def _length(spans: Iterable[Span]) -> int:
     return sum(end - begin for begin, end in spans)
 
 
-def _by_operation(trace: Trace, windows: Sequence[Span]) -> dict[str, float]:
-    """Exposed seconds by operation. If threads are in several calls at once, the call that began first counts."""
-    named = sorted((*span, record.name) for record in trace.records for span in _exposed(record, trace.saved))
-    seconds: dict[str, float] = {}
-    done = 0
-    for begin, end, name in named:
-        if end > max(begin, done):
-            seconds[name] = seconds.get(name, 0.0) + _length(_clip([(max(begin, done), end)], windows)) / 1e9
-        done = max(done, end)
-    return {name: value for name, value in sorted(seconds.items()) if value > 0}
+class _Times:
+    """When calls of a rank were exposed, and when asynchronous ones ran."""
 
+    def __init__(self, trace: Trace) -> None:
+        self._running = union(_running(record, trace.saved) for record in trace.records if record.asynchronous)
+        # If threads are in several calls at once, the call that began first counts.
+        self._exposed: list[Span] = []
+        self._names: list[str] = []
+        done = 0
+        for begin, end, name in sorted(
+            (*span, record.name) for record in trace.records for span in _exposed(record, trace.saved)
+        ):
+            if end > max(begin, done):
+                self._exposed.append((max(begin, done), end))
+                self._names.append(name)
+            done = max(done, end)
 
-def _of(trace: Trace, name: str, windows: list[Span]) -> Breakdown:
-    exposed = union(span for record in trace.records for span in _exposed(record, trace.saved))
-    running = union(_running(record, trace.saved) for record in trace.records if record.asynchronous)
-    hidden = _length(_clip(running, windows)) - _length(_clip(running, _clip(exposed, windows)))
-    return Breakdown(name, _length(windows) / 1e9, _by_operation(trace, windows), hidden / 1e9)
+    def breakdown(self, name: str, windows: list[Span]) -> Breakdown:
+        """The breakdown of the time in the windows."""
+        exposed: dict[str, int] = {}
+        for place, (begin, end) in _parts(self._exposed, windows):
+            operation = self._names[place]
+            exposed[operation] = exposed.get(operation, 0) + end - begin
+        running = _clip(self._running, windows)
+        hidden = _length(running) - _length(_clip(running, _clip(self._exposed, windows)))
+        seconds = {operation: value / 1e9 for operation, value in sorted(exposed.items())}
+        return Breakdown(name, _length(windows) / 1e9, seconds, hidden / 1e9)
 
 
 def whole(trace: Trace) -> Breakdown:
@@ -105,17 +118,16 @@ def whole(trace: Trace) -> Breakdown:
     if not trace.records:
         return Breakdown(WHOLE, 0.0, {}, 0.0)
     ends = [max(_running(record, trace.saved)[1], record.wait_end or 0) for record in trace.records]
-    return _of(trace, WHOLE, [(min(record.issue for record in trace.records), max(ends))])
+    return _Times(trace).breakdown(WHOLE, [(min(record.issue for record in trace.records), max(ends))])
 
 
 def by_region(trace: Trace) -> list[Breakdown]:
     """For each region name, in the order of first appearance: the total time inside all regions of that name."""
-    ordered = sorted(trace.regions, key=lambda region: region.begin)
-    names = dict.fromkeys(region.name for region in ordered)
-    return [
-        _of(trace, name, union((region.begin, region.end) for region in ordered if region.name == name))
-        for name in names
-    ]
+    spans: dict[str, list[Span]] = {}
+    for region in sorted(trace.regions, key=lambda region: region.begin):
+        spans.setdefault(region.name, []).append((region.begin, region.end))
+    times = _Times(trace)
+    return [times.breakdown(name, union(each)) for name, each in spans.items()]
 
 
 def mean(parts: Sequence[Breakdown]) -> Breakdown:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.commands.pictures import INK, style
 from mcr_dl.commands.text import colours, time_text
 from mcr_dl.trace import _breakdown as breakdown
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _COMPUTE = "#c9ced6"
 _LEAST_LABEL = 0.04  # relative to the tallest bar; lower parts have no room for a text
+_MOST_BARS = 300  # matplotlib draws no wider pictures
 _HEAD, _LEGEND_LINE = 0.75, 0.21  # inches: above the bars; per name
 
 
@@ -63,6 +65,12 @@ def figure_of(traces: Sequence[Trace]) -> Figure:
     from matplotlib.patches import Patch
 
     parts = bars(traces)
+    if len(parts) > _MOST_BARS:
+        message = (
+            f"plot: expected at most {_MOST_BARS} names of regions or ranks, a bar for each, got {len(parts)}: "
+            "mcr-trace summary prints tables of them"
+        )
+        raise InvalidArgumentError(message)
     names = sorted({name for part in parts for name in part.exposed})
     colour = {"compute": _COMPUTE, **colours(names)}
     names = ["compute", *names]
