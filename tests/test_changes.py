@@ -65,6 +65,10 @@ def test_a_pass_that_one_rank_cannot_make(pools: Pools) -> None:
     assert answers == [*[("InvalidArgumentError", "rank 2: no room")] * 2, ("MemoryError", "no room")]
 
 
+def test_a_rank_outside_the_group(pools: Pools) -> None:
+    pools.get("processes", 2).run(changes.outside)
+
+
 @sizes
 def test_a_rank_that_does_not_come(pools: Pools, size: int) -> None:
     """All ranks get one text at the timeout, even the late one; it says who is missing and where that rank is."""

@@ -389,6 +389,8 @@ def test_registering() -> None:
         passes.register_codec(codec_faults.Broken("nowhere"), "bf16")
     with pytest.raises(mcr_dl.InvalidTypeError, match="capacity"):
         passes.register_codec(object(), "nothing")  # type: ignore[arg-type]
+    with pytest.raises(mcr_dl.InvalidTypeError, match="options: expected a list of names, got 'level'"):
+        passes.register_codec(codec_faults.Broken, "levels", options="level")  # type: ignore[arg-type]
     passes.register_codec(codec_faults.Broken, "own-options", ("where",))  # type: ignore[arg-type]
     values = torch.randn(10)
     _equal(_around(values, "own-options:where=nowhere"), values)

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 
 import mcr_dl
@@ -147,6 +148,16 @@ def not_made(backend: str) -> tuple[str, str]:
         mcr_dl.set_passes([], group)
     mcr_dl.destroy_process_group(group)
     return told
+
+
+def outside() -> None:
+    """A rank outside a group sees no passes of it, and is warned that a change does nothing."""
+    session.start()
+    group = mcr_dl.new_group([0])
+    if mcr_dl.get_rank() != 0:
+        assert mcr_dl.get_passes(group) == []
+        with pytest.warns(UserWarning, match="does not belong to the given group"):
+            mcr_dl.passes.reset_feedback(group)
 
 
 def late(backend: str) -> tuple[str, float]:

@@ -7,7 +7,7 @@ import gc
 import operator
 import re
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -110,9 +110,14 @@ def register_codec(codec: Codec | Callable[..., Codec], name: str | None = None,
         name: by default the codec's ``name``, else its class's in lower case.
         options: the options that a specification may give to the name.
 
-    Raises InvalidArgumentError if the name is taken, InvalidTypeError if the object is not a codec. Values that are
+    Raises InvalidArgumentError if the name is taken, InvalidTypeError if the object is not a codec or ``options`` is
+    not a list of names. Values that are
     not finite never reach a codec: a part that has one decodes to NaN.
     """
+    listed: object = options
+    if isinstance(listed, str) or not isinstance(listed, Sequence) or any(not isinstance(each, str) for each in listed):
+        message = f"register_codec: options: expected a list of names, got {listed!r}"
+        raise InvalidTypeError(message)
     known = str(name or getattr(codec, "name", None) or type(codec).__name__.lower())
     wanted = ("fixed", "dtypes", "capacity", "encode", "decode")
     if not options and any(not hasattr(codec, attribute) for attribute in wanted):

@@ -354,5 +354,7 @@ def set_passes(passes: Iterable[str | Specification] | None, group: handles.Grou
 
 
 def get_passes(group: handles.Group = None) -> list[str]:
-    """Names of the passes of a group, in the order in which calls go through them."""
+    """Names of the passes of a group, in the order in which calls go through them; none on ranks outside the group."""
+    if handles.not_a_member(group):
+        return []
     return [station.name for station in _C.passes(handles.core_group(group))]

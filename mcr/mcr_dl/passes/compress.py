@@ -111,7 +111,8 @@ def reset_feedback(group: handles.Group = None) -> None:
     Every rank of the group calls this, at the same point in its calls. Raises InvalidArgumentError if the group has no
     compression pass.
     """
-
+    if handles.left_out(group, "reset_feedback"):
+        return
     where = handles.core_group(group)
     found = [station for station in _C.passes(where) if isinstance(station, _C.CompressPass)]
     if not found:
