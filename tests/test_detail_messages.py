@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import io
 import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -152,6 +154,17 @@ def test_too_many_messages(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         assert messages.given_up
         assert messages.compare_ends() is None
         assert capsys.readouterr().err.count(f"mcr_dl: sends and receives of {NAME} are not compared any more") == 1
+
+
+def test_too_many_messages_with_a_closed_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line that cannot be written ends no thread."""
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", closed)
+    messages = Messages("g")
+    messages.add(0, [send(1)], lost=True)
+    assert messages.compare() is None
+    assert messages.given_up
 
 
 # ---- jobs

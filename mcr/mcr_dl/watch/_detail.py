@@ -80,4 +80,5 @@ class Detail:
         elif verdict is not None and verdict.missing:
             reason = f"{ranks_text(verdict.missing)} ended without it"
         if not self._watch.broken and (verdict is None or verdict.missing):
-            print(f"mcr_dl: the last calls have not been compared: {reason}", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError, ValueError):  # closed
+                print(f"mcr_dl: the last calls have not been compared: {reason}", file=sys.stderr, flush=True)

@@ -7,6 +7,7 @@ received from any rank may match a send of each rank, so these are compared as a
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections import deque
@@ -264,7 +265,8 @@ class Messages:
         if not self.given_up:
             reason = "too many of them wait for their match, or one was refused while it was recorded"
             text = f"mcr_dl: sends and receives of group '{self._name}' are not compared any more: {reason}"
-            print(text, file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError, ValueError):  # closed
+                print(text, file=sys.stderr, flush=True)
         self.given_up = True
         self._places.clear()
         self._changed.clear()

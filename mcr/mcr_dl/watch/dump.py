@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -91,7 +92,8 @@ def write(number: int, report: Report, alarm: Mapping[str, Any]) -> None:
     try:
         documents.replace_file(file, documents.dumps({**report, "alarm": dict(alarm), "job": _job}))
     except OSError as error:
-        print(f"mcr_dl: {file} could not be written: {error}", file=sys.stderr)
+        with contextlib.suppress(OSError, ValueError):  # stderr is closed: the thread must go on
+            print(f"mcr_dl: {file} could not be written: {error}", file=sys.stderr)
 
 
 def _check_fields(file: Path, where: str, value: Mapping[str, Any], fields: Mapping[str, type]) -> None:
