@@ -168,6 +168,21 @@ def accumulated_forward(model: Model, optimizer: torch.optim.Optimizer) -> None:
         optimizer.zero_grad()
 
 
+def local_inside(model: Model, optimizer: torch.optim.Optimizer) -> None:
+    """A forward pass in ``no_sync()`` follows one outside: the next backward pass reduces, through either of them."""
+    for step in range(FEWER):
+        outside = loss_of(model, 2 * step)
+        with model.no_sync():
+            inside = loss_of(model, 2 * step + 1)
+        (outside if step % 3 else inside).backward()
+        if step % 2:
+            with model.no_sync():
+                loss_of(model, 3 * step).backward()
+            loss_of(model, 3 * step + 1).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def twice(model: Model, optimizer: torch.optim.Optimizer) -> None:
     """Two backward passes per step, each with a reduction."""
     for step in range(FEWER):
@@ -403,7 +418,7 @@ def long(model: Model, optimizer: torch.optim.Optimizer) -> None:
 
 _SIMPLE = (plain, zeroed_first, scheduled, unused, accumulated, twice, clipped, clipped_inside, scaled, evaluated)
 _UNUSED = (partly_unused, discarded, local_first)
-_OTHER = (accumulated_forward, averaged, checkpointed, frozen, delayed, paused, pruned, normalized)
+_OTHER = (accumulated_forward, local_inside, averaged, checkpointed, frozen, delayed, paused, pruned, normalized)
 _AROUND = (inferred, mixed, replaced, hooked)  # updates at other times and places than the step
 LOOPS = {each.__name__: each for each in (*_SIMPLE, *_UNUSED, *_OTHER, *_AROUND)}
 ALL = {**LOOPS, "long": long}

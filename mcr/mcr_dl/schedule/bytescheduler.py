@@ -120,7 +120,8 @@ class ByteScheduler(nn.Module):
 
     def _reset(self, owned: dict[nn.Module, list[int]]) -> None:
         """The state before the first step."""
-        self._synchronizes = self._reducing = True  # outside no_sync(), and in the last forward pass
+        self._synchronizes = self._reducing = True  # outside no_sync(); the next gradients are reduced
+        self._armed = False  # a forward pass outside no_sync() waits for a backward pass that reduces
         self._open = False  # a backward pass is running
         self._drained: set[str] = set()  # what has waited for all gradients
         self._steps = 0  # that have reduced gradients
@@ -225,6 +226,8 @@ class ByteScheduler(nn.Module):
         """The model's forward pass."""
         if torch._C._dynamo.eval_frame.get_eval_frame_callback():
             raise UnsupportedError(checks.COMPILED.format("the model"))
+        if torch.is_grad_enabled():  # also in evaluation
+            self._armed = self._armed or self._synchronizes
         if self._steps == 0 and torch.is_grad_enabled():
             with self._uses.recorded():
                 return self.module(*args, **kwargs)
@@ -255,7 +258,7 @@ class ByteScheduler(nn.Module):
             self._drain("a forward pass without training")
             return
         self._seen.clear()
-        self._reducing = self._synchronizes
+        self._reducing = self._armed = self._armed or self._synchronizes
         self._update(self._entry, others=True)
         self._update_complete()
         if self.broadcast_buffers and self._synchronizes:
@@ -274,8 +277,9 @@ class ByteScheduler(nn.Module):
         self._update(layers)
         if not torch.is_grad_enabled() or hooks.in_backward_pass():
             return
-        if self._reducing != self._synchronizes:  # a module's attributes take long to set
-            self._reducing = self._synchronizes
+        reducing = self._armed or self._synchronizes
+        if self._reducing != reducing:  # a module's attributes take long to set
+            self._reducing = reducing
         if self._steps <= planning.RECORDED:
             now = time.perf_counter_ns()
             for layer in layers:
@@ -372,7 +376,7 @@ class ByteScheduler(nn.Module):
 
     def _end(self) -> None:
         """The end of the backward pass, which has not used all parameters on every rank."""
-        self._open = False
+        self._open = self._armed = False
         with torch.no_grad():
             for piece in self._pieces:
                 piece.locked = True
@@ -435,7 +439,7 @@ class ByteScheduler(nn.Module):
         self._issuer.check()
         self._optimizer.__dict__["_opt_called"] = True  # what a learning-rate scheduler looks for
         self._updates.call_pre_hooks()
-        if any(piece.due is not None for piece in self._pieces) or self._replaced():
+        if any(piece.due is not None or piece.replaced() for piece in self._pieces):
             self._finish_all()
         due = self._updates.hyperparameters()
         fresh = {piece for piece in self._pieces if piece.open}
@@ -457,12 +461,6 @@ class ByteScheduler(nn.Module):
         elif self._choice.step_ended():
             self._finish_all()
             self._adopt(self._choice.next_plan())
-
-    def _replaced(self) -> bool:
-        """Whether the program has given a parameter another gradient, or none, since the backward pass."""
-        return any(
-            each.value.grad is not each.guard for piece in self._pieces if piece.open for each in piece.parameters
-        )
 
     def _step_the_rest(self, due: list[dict[str, Any]], fresh: set[Piece]) -> None:
         """Update the parameters whose gradients are not being reduced, as the optimizer does."""

@@ -100,6 +100,10 @@ class Piece:
             partition.last.complete for partition in self.partitions
         )
 
+    def replaced(self) -> bool:
+        """Whether the program has given a parameter another gradient, or none, since the backward pass."""
+        return self.open and any(each.value.grad is not each.guard for each in self.parameters)
+
     def begin(self) -> None:
         """The state before a backward pass."""
         self.missing, self.open = len(self.parameters), True
