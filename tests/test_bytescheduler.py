@@ -165,6 +165,12 @@ def test_closed_after_an_exception_in_the_backward_pass(pools: Pools) -> None:
     pools.get("processes", 2).run(run, limit=120)
 
 
+def test_closed_after_an_error_at_the_end_of_the_backward_pass(pools: Pools) -> None:
+    """As after one inside it."""
+    run = schedule_programs.closed_after_an_error_at_the_end_of_the_backward_pass
+    pools.get("processes", 2).run(run, limit=60)
+
+
 def test_dropped(pools: Pools) -> None:
     """Without close()."""
     pools.get("processes", 2).run(schedule_programs.dropped, limit=60)

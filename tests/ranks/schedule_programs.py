@@ -133,6 +133,35 @@ def closed_after_an_exception_in_the_backward_pass() -> None:
         assert weights[0] == weights[1]
 
 
+class _Tables(nn.Module):
+    """A layer, and a table with sparse gradients that some passes use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.table = nn.Linear(4, 4), nn.EmbeddingBag(8, 4, sparse=True)
+
+    def forward(self, x: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
+        out: torch.Tensor = self.layer(x) if rows is None else self.layer(x) + self.table(rows)
+        return out
+
+
+def closed_after_an_error_at_the_end_of_the_backward_pass() -> None:
+    """A local gradient is found to be sparse there: model and optimizer can be used again."""
+    with life("mcr"):
+        model = _Tables()
+        optimizer = _sgd(model)
+        scheduler = ByteScheduler(model, optimizer)
+        with scheduler.no_sync():
+            scheduler(torch.ones(2, 4), torch.arange(8).view(2, 4)).sum().backward()
+        with pytest.raises(UnsupportedError, match=r"expected dense gradients, got a sparse one of table\.weight"):
+            scheduler(torch.ones(2, 4)).sum().backward()
+        scheduler.close()
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        assert type(model.layer.weight.grad) is torch.Tensor
+        dist.barrier()
+
+
 def dropped() -> None:
     """Without close(): nothing keeps the model and the object, once the program has forgotten them.
 

@@ -376,7 +376,7 @@ class ByteScheduler(nn.Module):
 
     def _end(self) -> None:
         """The end of the backward pass, which has not used all parameters on every rank."""
-        self._open = self._armed = False
+        self._armed = False
         with torch.no_grad():
             for piece in self._pieces:
                 piece.locked = True
@@ -388,6 +388,7 @@ class ByteScheduler(nn.Module):
             self._flags = torch.tensor([*used, *guard.sent(self._issued or 0)], dtype=torch.uint8, device="cpu")
             self._issuer.ready(self._use, self._flags)
             self._issuer.advance()
+        self._open = False  # last: after an error above, the others lack gradients of this rank
         if 1 <= self._steps <= planning.RECORDED:
             self._times.add(self._current, len(self._own_layers), self._seen, self._clock)
 
