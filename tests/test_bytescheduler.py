@@ -149,6 +149,11 @@ def test_sparse_gradients(pools: Pools) -> None:
     pools.get("processes", 2).run(schedule_defects.sparse_gradients, limit=60)
 
 
+def test_gradients_with_graphs(pools: Pools) -> None:
+    """Are refused, too."""
+    pools.get("processes", 2).run(schedule_programs.gradients_with_graphs, limit=60)
+
+
 def test_exception_in_the_backward_pass(pools: Pools) -> None:
     """No rank hangs."""
     pools.get("processes", 2).run(schedule_defects.exception_in_the_backward_pass, limit=120)

@@ -133,6 +133,17 @@ def closed_after_an_exception_in_the_backward_pass() -> None:
         assert weights[0] == weights[1]
 
 
+def gradients_with_graphs() -> None:
+    """They are refused when the first one comes, as no graph contains the reduction."""
+    with life("mcr"):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+        scheduler = ByteScheduler(model, _sgd(model))
+        with pytest.raises(UnsupportedError, match="expected backward passes without create_graph, got a gradient of"):
+            scheduler(torch.ones(2, 4)).sum().backward(create_graph=True)
+        scheduler.close()
+        dist.barrier()
+
+
 class _Tables(nn.Module):
     """A layer, and a table with sparse gradients that some passes use."""
 

@@ -48,6 +48,12 @@ class Parameter:
                 f"ByteScheduler: expected dense gradients, got a sparse one of {self.name}; use DDP for this model"
             )
             raise UnsupportedError(message)
+        if gradient.requires_grad:  # the reduction, and whatever is read from it, would not be in the graph
+            message = (
+                f"ByteScheduler: expected backward passes without create_graph, got a gradient of {self.name} with a "
+                "graph; take gradients for a penalty from torch.autograd.grad()"
+            )
+            raise UnsupportedError(message)
         self.gradient = gradient
         self.guard = self.value.grad = guarded(gradient, wait)
 
