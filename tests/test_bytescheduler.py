@@ -144,6 +144,11 @@ def test_not_made(pools: Pools) -> None:
     pools.get("processes", 2).run(schedule_programs.not_made, limit=60)
 
 
+def test_replaced_steps(pools: Pools) -> None:
+    """Are refused, as updates do not call them."""
+    pools.get("processes", 2).run(schedule_programs.replaced_steps, limit=60)
+
+
 def test_sparse_gradients(pools: Pools) -> None:
     """Are refused when the first one comes."""
     pools.get("processes", 2).run(schedule_defects.sparse_gradients, limit=60)

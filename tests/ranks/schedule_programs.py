@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -142,6 +144,26 @@ def gradients_with_graphs() -> None:
             scheduler(torch.ones(2, 4)).sum().backward(create_graph=True)
         scheduler.close()
         dist.barrier()
+
+
+def replaced_steps() -> None:
+    """A step that the program has replaced is refused; that of a learning-rate scheduler, or the class's, is not."""
+    with life("mcr"):
+        model = nn.Linear(4, 4)
+        for scheduled in (False, True):
+            optimizer = _sgd(model)
+            own: Any = functools.partial(optimizer.step)
+            optimizer.step = types.MethodType(lambda _, own=own: own(), optimizer)  # type: ignore[method-assign]
+            if scheduled:
+                torch.optim.lr_scheduler.StepLR(optimizer, 1)
+            with pytest.raises(UnsupportedError, match="got one whose step the program has replaced"):
+                ByteScheduler(model, optimizer)
+        optimizer = _sgd(model)
+        optimizer.step = optimizer.step  # type: ignore[method-assign]
+        ByteScheduler(model, optimizer).close()
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        ByteScheduler(model, optimizer).close()
+        optimizer.step()
 
 
 class _Tables(nn.Module):

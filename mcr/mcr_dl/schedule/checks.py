@@ -88,6 +88,19 @@ def model_and_optimizer(module: object, optimizer: object) -> None:
         raise InvalidArgumentError(message)
 
 
+def _step_of_class(optimizer: Optimizer) -> None:
+    """Raise UnsupportedError if the program has replaced this optimizer's ``step``, which updates would go around."""
+    step: Any = vars(optimizer).get("step")
+    if hasattr(step, "_wrapped_by_lr_sched"):  # a learning-rate scheduler's
+        step = getattr(step, "__wrapped__", step)
+    if step is not None and getattr(step, "__func__", step) is not type(optimizer).step:
+        message = (
+            "ByteScheduler: expected an optimizer whose step is its class's, got one whose step the program has "
+            "replaced: replace it after ByteScheduler is made, or use register_step_pre_hook"
+        )
+        raise UnsupportedError(message)
+
+
 def _parts(value: object) -> list[Optimizer]:
     """The optimizers that a value is, or has."""
     values = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
@@ -195,6 +208,7 @@ def agreed(
         if other is not None and other._hooks:
             text = "ByteScheduler: expected an optimizer without ByteScheduler, got one; close() the first one"
             raise InvalidArgumentError(text)
+        _step_of_class(optimizer)
         _free(module)
         # ByteScheduler's own groups will have the job's passes, also those that the program has taken from this one.
         if any(each.name == chain.SCHEDULE for each in (*_C.passes(group), *state.current().passes)):
