@@ -346,6 +346,8 @@ def differences() -> None:
             (nn.Linear(4, 4, bias=not rank), _sgd, "'bias', .* on rank 0 and None on rank 1"),
             (nn.Linear(4, 4), lambda model: (adam if rank else sgd)(model.parameters(), lr=0.1), "'SGD'.*'Adam'"),
             (nn.Linear(4, 4), lambda model: sgd(model.parameters(), lr=0.1 + rank), r"'lr', '0\.1'.*'lr', '1\.1'"),
+            (nn.Linear(4, 4), lambda model: sgd(model.parameters(), lr=torch.tensor(1.0 + rank)), r"'1\.0'.*'2\.0'"),
+            (nn.Linear(4, 4), lambda model: adam(model.parameters(), betas=(0.5 * rank, 0.9)), r"'\(0\.0, 0\.9\)'"),
             (nn.Linear(4, 4), lambda model: sgd([*model.parameters()][:: 1 - 2 * rank], lr=0.1), "'weight'.*'bias'"),
         ]
         for module, optimizer, text in cases:

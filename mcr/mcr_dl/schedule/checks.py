@@ -238,14 +238,22 @@ def _tensors(module: nn.Module) -> list[list[Any]]:
 
 
 def _updates(module: nn.Module, optimizer: Optimizer) -> list[list[Any]]:
-    """The optimizer's class and, for each group of parameters, the options that are numbers, and the parameters."""
+    """The optimizer's class and, for each group of parameters, the options that are numbers, and parameters."""
     name_of = {value: name for name, value in module.named_parameters()}
     rows: list[list[Any]] = [["class", type(optimizer).__qualname__]]
     for number, group in enumerate(optimizer.param_groups):
-        options = {name: value for name, value in group.items() if isinstance(value, bool | int | float)}
-        rows += [[f"group {number}", name, repr(value)] for name, value in sorted(options.items())]
+        options = {name: _numbers(value) for name, value in group.items() if name != "params"}
+        rows += [[f"group {number}", name, value] for name, value in sorted(options.items()) if value is not None]
         rows += [[f"group {number}", "parameter", name_of.get(value, "of no module")] for value in group["params"]]
     return rows
+
+
+def _numbers(value: object) -> str | None:
+    """The text of a number, of a tensor of one, or of some, such as betas; None for anything else."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        value = value.item()
+    several = value if isinstance(value, list | tuple) else [value]
+    return repr(value) if all(isinstance(each, bool | int | float | None) for each in several) else None
 
 
 def _require_equal(values: list[Any]) -> None:
