@@ -47,17 +47,23 @@ class Several(Around):
 
 
 class _Counting(torch.optim.Optimizer):
-    """SGD that counts its steps, in its parameter groups or in itself."""
+    """SGD that counts its steps, in its parameter groups or in itself, by a new value or in an old one."""
 
     def __init__(self, model: nn.Module, name: str) -> None:
         super().__init__(model.parameters(), {"k": 0})
         self.calls, self._name = 0, name
+        self.statistics, self.history, self.count = {"steps": 0}, [0], torch.zeros(())
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """One step."""
         del closure
         self.calls += self._name == "calls"
+        self.statistics["steps"] += self._name == "statistics"
+        if self._name == "history":
+            self.history.append(len(self.history))
+        if self._name == "count":
+            self.count += 1
         for group in self.param_groups:
             group["k"] += self._name == "k"
             for each in group["params"]:
@@ -76,7 +82,7 @@ class _Fixed(torch.optim.SGD):
 def counting_optimizers() -> None:
     """The updates of parts of the model would lose the count, or count too often: the first one raises."""
     with life("mcr"):
-        for name in ("k", "calls", "nothing"):
+        for name in ("k", "calls", "statistics", "history", "count", "nothing"):
             model = nn.Linear(4, 4)
             optimizer = _Counting(model, name)
             scheduler = ByteScheduler(model, optimizer)

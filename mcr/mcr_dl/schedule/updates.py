@@ -18,6 +18,7 @@ from mcr_dl.schedule.gradients import Hyperparameters, Piece
 _OWN = ("step", "zero_grad", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 # Attributes that torch's optimizers write to check or to warn once.
 _NOTES = ("_need_device_dtype_check_for_fused", "_warned_capturable_if_run_uncaptured")
+_LOOKED_INTO = 4  # steps: looking into all values takes long
 SHARED = (
     "ByteScheduler: expected an optimizer that updates each parameter by itself, got {}, whose step() changes {!r}, "
     "which all parameters share; use DistributedDataParallel with it"
@@ -39,6 +40,7 @@ class Updates:
         # Without the hooks of all optimizers, which torch's wrapper calls: a step makes many updates.
         self._class_step = step.__wrapped__ if getattr(step, "hooked", False) else step
         self._group_of: dict[torch.nn.Parameter, int] = {}
+        self._steps = 0  # begun; the updates of one are made before the next begins
 
     def call_pre_hooks(self) -> None:
         """As a step of the optimizer begins: the hooks of all optimizers, then its own."""
@@ -57,6 +59,7 @@ class Updates:
 
     def hyperparameters(self) -> list[Hyperparameters]:
         """The hyper-parameters of each group now; later changes, as by a learning-rate scheduler, do not reach them."""
+        self._steps += 1
         groups = self._optimizer.param_groups
         self._group_of = {value: index for index, group in enumerate(groups) for value in group["params"]}
         return [{name: _kept(value) for name, value in group.items() if name != "params"} for group in groups]
@@ -87,14 +90,19 @@ class Updates:
         self._copy.__dict__.clear()
         self._copy.__dict__.update(attributes, _optimizer_step_pre_hooks={}, _optimizer_step_post_hooks={})
         self._copy.param_groups = groups
-        before = [*map(dict, groups), dict(self._copy.__dict__)]
+        values = [*groups, self._copy.__dict__]
+        before = [*map(dict, values)]
+        contents = [*map(_contents, values)] if self._steps <= _LOOKED_INTO else []
         if torch.is_autocast_enabled("cpu"):  # the forward pass's; the step was outside
             with torch.autocast("cpu", enabled=False):
                 self._class_step(self._copy)
         else:
             self._class_step(self._copy)
-        for one, other in zip(before, [*groups, self._copy.__dict__], strict=True):
+        for one, other in zip(before, values, strict=True):
             self._require_equal(one, other)
+        if contents:
+            for one, other in zip(contents, map(_contents, values), strict=True):
+                self._require_equal(one, other)
 
     def _require_equal(self, before: dict[str, Any], after: dict[str, Any]) -> None:
         """Raise an error if the step has written there: the copy loses it, and makes several steps for each."""
@@ -104,6 +112,22 @@ class Updates:
             kept = name in before and name in after and _equal(before[name], after[name])
             if name not in _NOTES and not kept:
                 raise UnsupportedError(SHARED.format(type(self._optimizer).__name__, name))
+
+
+def _contents(values: dict[str, Any]) -> dict[str, Any]:
+    """Parts of the values that differ after a step has written into one of them, which stays the same object.
+
+    Of dicts and lists only numbers count, as a count of steps: tensors in them may belong to single parameters.
+    """
+    return {name: _content(value) for name, value in values.items() if name not in ("params", "state")}
+
+
+def _content(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return None if value.is_inference() else value._version
+    if isinstance(value, dict):
+        return {key: each for key, each in value.items() if isinstance(each, bool | int | float)}
+    return [each for each in value if isinstance(each, bool | int | float)] if isinstance(value, list) else None
 
 
 def _equal(one: Any, other: Any) -> bool:
