@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from harness import Pools
 from mcr_dl.groups import torch_groups
@@ -105,6 +106,12 @@ def test_settings_are_kept(pools: Pools, tmp_path: Path) -> None:
 def test_steps_are_traced(pools: Pools, tmp_path: Path) -> None:
     """On every rank."""
     pools.get("processes", 2).run(schedule.steps_are_traced, str(tmp_path), limit=120)
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch has one type for both")
+def test_gradients_of_another_type(pools: Pools) -> None:
+    """Than the parameters'."""
+    pools.get("processes", 2).run(schedule_programs.gradients_of_another_type, limit=60)
 
 
 def test_part_of_the_model_in_inference_mode(pools: Pools) -> None:

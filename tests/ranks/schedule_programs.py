@@ -172,6 +172,39 @@ def replaced_steps() -> None:
         optimizer.step()
 
 
+class _Half(nn.Module):
+    """Two layers, of which the second is not always used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, both: bool) -> torch.Tensor:
+        out: torch.Tensor = self.first(x) + self.second(x) if both else self.first(x)
+        return out
+
+
+def gradients_of_another_type() -> None:
+    """Gradients in float32 of weights in bfloat16, of which one rank does not use all."""
+    with life("mcr"):
+        rank = dist.get_rank()
+        model = _Half().bfloat16()
+        for value in model.parameters():
+            value.grad_dtype = torch.float32
+        scheduler = ByteScheduler(model, _sgd(model))
+        inputs = torch.full((1, 4), 1 + rank / 128, dtype=torch.bfloat16)
+        for _ in range(2):
+            scheduler(inputs, both=rank == 0).float().sum().backward()
+            scheduler.synchronize()
+            # bfloat16 does not have the first value.
+            for layer, mean in ((model.first, 1 + 1 / 256), (model.second, 0.5)):
+                gradient = layer.weight.grad
+                assert gradient is not None
+                assert torch.equal(gradient, torch.full((4, 4), mean))
+            model.zero_grad()
+        scheduler.close()
+
+
 class _Tables(nn.Module):
     """A layer, and a table with sparse gradients that some passes use."""
 

@@ -37,9 +37,15 @@ class Parameter:
     piece: Piece = field(init=False, repr=False)  # in the current plan
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of the gradient: in newer versions of torch, a parameter's ``grad_dtype`` may be another than its own."""
+        given: torch.dtype | None = getattr(self.value, "grad_dtype", None)
+        return given or self.value.dtype
+
+    @property
     def nbytes(self) -> int:
         """Of the gradient."""
-        return self.value.numel() * self.value.element_size()
+        return self.value.numel() * self.dtype.itemsize
 
     def take(self, gradient: torch.Tensor, wait: Callable[[], None]) -> None:
         """Guard the gradient until it is reduced."""
@@ -62,8 +68,9 @@ class Parameter:
 
         ``value.grad`` is not None then, as it will be if another rank has used the parameter.
         """
-        self.kept = self.value.grad is not None
-        self.take(self.value.grad if self.value.grad is not None else torch.zeros_like(self.value), wait)
+        gradient = self.value.grad
+        self.kept = gradient is not None
+        self.take(torch.zeros_like(self.value, dtype=self.dtype) if gradient is None else gradient, wait)
 
 
 @dataclass(eq=False)
@@ -93,7 +100,7 @@ class Piece:
     @property
     def kind(self) -> str:
         """Pieces of different kinds cannot be joined."""
-        return str(self.parameters[0].value.dtype)
+        return str(self.parameters[0].dtype)
 
     @property
     def nbytes(self) -> int:
@@ -132,7 +139,7 @@ class Piece:
 
     def cut(self, partition: int | None, multiple: int = 1) -> None:
         """Make the partitions, of so many bytes each; the last one is padded to a ``multiple`` of elements."""
-        self._multiple, each = multiple, self.parameters[0].value.element_size()
+        self._multiple, each = multiple, self.parameters[0].dtype.itemsize
         sizes = credit.cut(self.nbytes + self._padding * each, partition)
         self.partitions = [
             Partition(f"{self.name}[{index}]", nbytes, nbytes // each) for index, nbytes in enumerate(sizes)
@@ -181,9 +188,9 @@ class Piece:
 
     def _own_memory(self) -> torch.Tensor:
         if self._memory is None:
-            first = self.parameters[0].value
+            first = self.parameters[0]
             counts = [each.value.numel() for each in self.parameters]
-            self._memory = torch.zeros(sum(counts) + self._padding, dtype=first.dtype, device=first.device)
+            self._memory = torch.zeros(sum(counts) + self._padding, dtype=first.dtype, device=first.value.device)
             parts = zip(self._memory[: sum(counts)].split_with_sizes(counts), self.parameters, strict=True)
             self._views = [part.view(each.value.shape) for part, each in parts]
         return self._memory
@@ -308,7 +315,7 @@ def _pieces(parameters: list[Parameter]) -> list[Piece]:
     pieces = []
     for each in parameters:
         if each.nbytes < SMALL:
-            small.setdefault(each.value.dtype, []).append(each)
+            small.setdefault(each.dtype, []).append(each)
         else:
             pieces.append(Piece(each.name, [each]))
     return pieces + [Piece(each[0].name, each) for each in small.values()]
