@@ -239,13 +239,13 @@ def other_calls(seed: int) -> None:
 
 
 def different_programs() -> None:
-    """Ranks whose calls differ get no plan, and their programs go on."""
+    """Ranks whose calls differ get no plan, and their programs go on, also where timeouts are short."""
     session.start()
     with Planned(random_plans_of(0)) as planned:
-        part = mcr_dl.new_group([0, 1])
+        everyone, part = mcr_dl.new_group(timeout=4.5), mcr_dl.new_group([0, 1])
         value = torch.ones(4)
         for _ in range(200):
-            mcr_dl.all_reduce(value, op=mcr_dl.ReduceOp.MAX)
+            mcr_dl.all_reduce(value, op=mcr_dl.ReduceOp.MAX, group=everyone)
             if mcr_dl.get_rank() < 2:
                 mcr_dl.broadcast(value, 0, group=part)
         assert planned.plan is None

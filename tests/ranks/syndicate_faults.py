@@ -119,7 +119,8 @@ def planned_program(phases: list[str], kind: str, rank: int, seed: int) -> None:
     """Many collectives under random plans, with the faults of a rank."""
     known._CHECK_TIME = 0  # so that checks come soon, however short iterations are
     slowdown.WORTH = 0.0  # so that a new plan comes soon, however long the first one took
-    mcr_dl.init_process_group(list(session.BACKENDS), timeout=LIMIT)
+    # Ranks wait for a stopped one for a third of the limit.
+    mcr_dl.init_process_group(list(session.BACKENDS), timeout=3 * LIMIT if kind in STOPPED else LIMIT)
     here = phases if mcr_dl.get_rank() == rank else []
     with Planned(random_plans_of(seed), again="again" in phases) as planned:
         replanner: Any = planned._replanner

@@ -35,9 +35,9 @@ _log = logging.getLogger("mcr_dl")
 BLOCK = 6  # iterations of a turn; plans that are tried, and no plan, take turns
 _WARM = 2  # iterations of a turn that do not count
 COOL_DOWN = 30  # iterations after a plan before the next one; doubles when a new plan changes nothing
-_PATIENCE = 5.0  # seconds for the other ranks to come to the same point
+_PATIENCE = 5.0  # seconds for the other ranks to come to the same point, at most
 _FAILURES = 3  # in a row, after which there are no more plans
-_DECISION = 60.0  # seconds for rank 0's decision, which it made some iterations ago
+_DECISION = 60.0  # seconds for rank 0's decision, which it made some iterations ago, at most
 _RETRIES = (1, 16, 256, 4096)  # checks after a turn whose end a rank has missed, at which rank 0 lets the turns go on
 _MOST_KNOWN = 64  # kinds of iterations whose plans are remembered
 _KEPT_POSTS = 1000  # decisions that stay at the store: ranks may be apart
@@ -236,13 +236,13 @@ class Replanner:
         firsts, lasts = [each[0] for each in lanes], [each[-1] for each in lanes]
         try:
             mine = measured.measure(
-                iteration, firsts, lasts, lambda first: self._meet("first times", first, measured.longest)
+                iteration, firsts, lasts, lambda first: self._meet("first times", first, measured.longest, _PATIENCE)
             )
         except McrError:
             raise
         except Exception as error:  # such as MemoryError: the program would run without Syndicate
             raise McrError(f"the measurements of its operations have failed: {text_of(error)}") from error
-        costs = None if mine is None else self._meet("costs", mine, measured.medians)
+        costs = None if mine is None else self._meet("costs", mine, measured.medians, _PATIENCE)
         if costs is None:
             return None
         mine = value_or_problem(lambda: self.search(iteration, times, costs)) if self._rank == 0 else None
@@ -307,7 +307,7 @@ class Replanner:
                     raise InvalidArgumentError(f"rank {rank}: {each}")
             return True
 
-        return bool(self._meet("the execution of plans", problem, decide))
+        return bool(self._meet("the execution of plans", problem, decide, _PATIENCE))
 
     def _follow(self, key: str, known: Known) -> None:
         """Follow the plan that stays, or try those that are known, of the iterations with this key."""
@@ -320,7 +320,17 @@ class Replanner:
         self.plan = None if trying or not known.plans else known.plans[0]
         self._begin(Phase.TRYING if trying else Phase.STEADY)
 
-    def _meet(self, subject: str, value: Any, decide: Callable[[list[Any]], Any], patience: float = _PATIENCE) -> Any:
+    def _within_timeouts(self, seconds: float) -> float:
+        """So many, or a third of the shortest timeout of the groups: ranks that do not come may wait in their calls.
+
+        It need not be equal on all ranks: one that gives up does so for all.
+        """
+        groups = [group for group in map(state.find, self.lanes) if group is not None]
+        return min([seconds, *(group.timeout.total_seconds() / 3 for group in groups)])
+
+    def _meet(self, subject: str, value: Any, decide: Callable[[list[Any]], Any], patience: float | None = None) -> Any:
+        """Without ``patience``, other ranks may be elsewhere; with it, they have come to the meeting before."""
+        patience = self._within_timeouts(_PATIENCE) if patience is None else patience
         assert self._meetings is not None
         if self.phase is not Phase.WATCHING:  # a late rank may come to what the others do some iterations later
             subject = f"{subject}, iteration {self._count} of phase {self._phases}"
@@ -467,4 +477,5 @@ class Replanner:
 
     def _read(self, keys: list[str]) -> Any:
         assert self._meetings is not None
-        return self._meetings.read([f"{self._phases}/{key}" for key in keys], _DECISION, [_END, None])
+        limit = self._within_timeouts(_DECISION)
+        return self._meetings.read([f"{self._phases}/{key}" for key in keys], limit, [_END, None])
