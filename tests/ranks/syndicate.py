@@ -332,17 +332,24 @@ def other_order() -> list[str]:
 
 
 def marked() -> None:
-    """Iterations of equal calls are known by the program's marks."""
+    """Iterations of equal calls are known by the program's marks, also while a plan is followed."""
     session.start()
+
+    def iterate(calls: int = 3) -> None:
+        works = [mcr_dl.all_reduce(torch.ones(3), async_op=True) for _ in range(calls)]
+        for work in works:
+            work.wait()
+        step()
+
     with Planned(random_plans_of(0)) as planned:
-        value = torch.ones(3)
-        for _ in range(ROUNDS):
-            works = [mcr_dl.all_reduce(value.clone(), async_op=True) for _ in range(3)]
-            for work in works:
-                work.wait()
-            step()
-        assert planned.phase == "steady"
-        assert len(planned.plan["calls"]) == 3
+        for calls in (4, 2):  # one call that no mark precedes; then a mark that comes too early
+            for _ in range(4 * ROUNDS):
+                iterate()
+            assert planned.phase == "steady"
+            assert len(planned.plan["calls"]) == 3
+            iterate(calls)
+            iterate()
+            assert (planned.phase, planned.events[-1].what) == ("watching", "left")
 
 
 def refused() -> None:

@@ -32,7 +32,7 @@ class Event:
     """Something that has changed. ``before`` and ``after``: ms of an iteration without and with the plan.
 
     ``what``: "planned" (simulated times), "kept" or "dropped" (measured times), "none" (no plan is better), "left" (the
-    program made another call), "slower" (a new plan is made), or "failed" (the ranks have no common plan).
+    program made or marked another call), "slower" (a new plan is made), or "failed" (the ranks have no common plan).
     """
 
     iteration: int

@@ -157,7 +157,7 @@ class Replanner:
         if self.phase is not Phase.WATCHING:
             self._note("left")
             self._last = [len(self._seen), time.perf_counter_ns() - self._followed, self._agreeing]
-            _log.info("Syndicate: the program made another call than call %d of its iterations", call)
+            _log.info("Syndicate: the program made, or marked, another call than call %d of its iterations", call)
         self.phase, self.plan = Phase.WATCHING, None
         self.control.watch()
 

@@ -68,6 +68,7 @@ void PlanControl::watch() {
 
 void PlanControl::mark() {
   const std::lock_guard lock(mutex_);
+  ++marks_;
   finder_.mark();
 }
 
@@ -89,7 +90,11 @@ void PlanControl::set_plan(std::map<std::string, Forms> plans, std::vector<PlanP
   {
     const std::lock_guard lock(mutex_);
     members_.clear();
-    for (auto& [group, forms] : plans) members_[group].forms = std::make_shared<const Forms>(std::move(forms));
+    for (auto& [group, forms] : plans) {
+      auto& member = members_[group];
+      member.forms = std::make_shared<const Forms>(std::move(forms));
+      member.marks = marks_;
+    }
     iteration_ = 0;
     enforcer_->set_order(std::move(order), calls, 0);  // no thread sees these plans with an earlier order
   }
@@ -122,7 +127,11 @@ PlanControl::Step PlanControl::step(const std::string& group, const What& what, 
   if (found == members_.end()) return {};
   auto& member = found->second;
   const auto& form = (*member.forms)[member.next];
-  if (form.signature != what.signature) {
+  // A program that marks its iterations does so before the group's first call of each, except the plan's first, whose
+  // mark came before the plan. Only the group's own calls count: where others are, differs between its ranks.
+  const bool begins = member.next == 0 && member.iteration > 0;
+  const bool elsewhere = marks_ > 0 && (member.marks != marks_) != begins;
+  if (elsewhere || form.signature != what.signature) {
     Step step{.event = Event::Left, .value = form.call};
     std::vector<uint32_t> left;
     for (const auto& each : *member.forms) left.push_back(each.call);
@@ -132,6 +141,7 @@ PlanControl::Step PlanControl::step(const std::string& group, const What& what, 
     return step;
   }
   if (form.call == 0 && !std::exchange(look.begun, true)) return {.event = Event::Iteration, .value = ++iteration_};
+  member.marks = marks_;
   const Turn turn{&form, member.forms, member.iteration};
   if (++member.next == member.forms->size()) {
     member.next = 0;

@@ -29,15 +29,15 @@ struct PlannedForm {
 };
 
 /// The plans of all groups of this process, and where the program is in its iterations. A group follows its plan until
-/// it makes a collective that the plan does not expect. That depends on the group's collectives alone, so its ranks do
-/// the same. Messages concern two ranks, and go on as they are. Thread-safe, if the calls of one group come from one
-/// thread at a time.
+/// it makes a collective that the plan does not expect, or a program that marks its iterations marks others. That
+/// depends on the group's collectives, and marks between them, alone, so its ranks do the same. Messages concern two
+/// ranks, and go on as they are. Thread-safe, if the calls of one group come from one thread at a time.
 class PlanControl {
  public:
   enum class Event : uint8_t {
     Found,      // iterations have been found; the number of calls of one
     Iteration,  // the iteration with this number begins
-    Left,       // a group has left the plan before the call with this number
+    Left,       // a group has left the plan, which expected the call with this number
   };
   /// Called on the program's thread, before the call that begins an iteration is counted, or before the unexpected one.
   /// No lock is held; it may make calls on other groups, set a plan that begins with the present call, and watch.
@@ -85,6 +85,7 @@ class PlanControl {
     std::shared_ptr<const Forms> forms;
     std::size_t next = 0;
     int64_t iteration = 0;
+    int64_t marks = 0;  // of the program, before the group's last call
   };
 
   struct Step;
@@ -98,6 +99,7 @@ class PlanControl {
   mutable std::mutex mutex_;               // guards all members below
   std::map<std::string, Member> members_;  // groups that follow a plan
   int64_t iteration_ = -1;
+  int64_t marks_ = 0;  // of the program so far
   bool watching_ = true;
   IterationFinder finder_;
   std::vector<Seen> seen_ = std::vector<Seen>(2 * IterationFinder::kLongest);  // a ring
