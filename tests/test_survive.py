@@ -7,8 +7,13 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+
+import mcr_dl
+from mcr_dl.examples import survive
 
 _LIMIT = 100.0  # seconds; a run takes a tenth of it on a quiet machine
 
@@ -47,6 +52,17 @@ def test_new_processes_take_the_places_of_lost_ranks(ranks: int, lost: list[int]
         rf"Step \d+: all ranks are there.* {ranks}, (then \d+, )*then {ranks - len(lost)}, then", text, re.S
     ), text
     assert "The losses agree" in text
+
+
+def test_new_processes_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks do not wait forever."""
+    monkeypatch.setattr(survive, "_PATIENCE", 0.0)
+    monkeypatch.setattr(mcr_dl, "grow", lambda group: group)
+    monkeypatch.setattr(mcr_dl, "all_reduce", lambda *_, **__: None)
+    options = survive.Options(nproc=4, steps=40, lose=(1,), at=20, backend="shm", rejoin=True)
+    trainer: Any = SimpleNamespace(group=None, size=3, steps=30)
+    with pytest.raises(survive.AbsentError, match="expected 4 ranks within 0 s, got 3"):
+        survive._grow(options, None, trainer, survive._Story())
 
 
 def test_a_shard_and_its_copy_are_lost() -> None:

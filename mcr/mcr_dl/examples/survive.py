@@ -39,6 +39,11 @@ TOLERANCE = 1e-3  # relative: sums over other numbers of ranks round differently
 _KILLED = "killed at"
 _EVERY = 10  # steps between two calls of grow()
 _PAUSE = 0.05  # seconds
+_PATIENCE = 120.0  # seconds for new processes to come, as they have for the ranks
+
+
+class AbsentError(RuntimeError):
+    """A new process has not come in time."""
 
 
 @dataclass(frozen=True)
@@ -106,10 +111,18 @@ def _recover(trainer: Trainer, story: _Story) -> None:
 
 
 def _grow(options: Options, store: Any, trainer: Trainer, story: _Story) -> None:
-    """Take processes for lost ranks, if some wait; shortly before the end, wait for them."""
+    """Take processes for lost ranks, if some wait; shortly before the end, wait for them.
+
+    Raises AbsentError on all ranks if these do not come.
+    """
     if not options.rejoin or trainer.size == options.nproc or trainer.steps % _EVERY or trainer.steps < options.at:
         return
+    start = time.monotonic()
     while True:
+        waited = torch.tensor(time.monotonic() - start)
+        dist.all_reduce(waited, dist.ReduceOp.MAX, group=trainer.group)  # so that all ranks end together
+        if waited > _PATIENCE:
+            raise AbsentError(f"expected {options.nproc} ranks within {_PATIENCE:g} s, got {trainer.size}")
         group = dist.grow(trainer.group)
         if group is not trainer.group:
             trainer.regroup(group)
@@ -186,7 +199,7 @@ def run(options: Options, store: Any, group: Any, *, back: bool) -> int:
     except UnrecoverableError as error:
         console.say(f"{error}; choose others with --lose", style="red")
         return 1
-    except dist.BackendUnavailableError as error:
+    except (dist.BackendUnavailableError, AbsentError) as error:
         console.say(str(error), style="red")
         return 1
     _show(console, options, survived, other, story)
@@ -256,6 +269,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.rejoin:
         for rank in options.lose:
             ranks[rank].join()
+            if any(each.exitcode is not None for other, each in enumerate(ranks) if other not in options.lose):
+                break  # it has failed: a new process would wait for it
             ranks[rank] = context.Process(target=_start_and_run, args=(rank, options, store.port, True))
             ranks[rank].start()
     for each in ranks:
