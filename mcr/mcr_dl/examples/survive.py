@@ -146,9 +146,12 @@ def train(options: Options, store: Any, group: Any, progress: Any, *, back: bool
     trainer = _trainer(options, store, group, back=back)
     story = _Story(ranks=[trainer.size])
     task = progress.add_task("disturbed", total=options.steps)
+    fresh = back
     while trainer.steps < options.steps:
         try:
-            _grow(options, store, trainer, story)
+            if not fresh or trainer.steps >= options.steps - _EVERY:  # else the others train after they have taken it
+                _grow(options, store, trainer, story)
+            fresh = False
             trainer.step()
         except dist.PeerLostError as error:
             story.known = time.monotonic() - float(store.get(_KILLED))
