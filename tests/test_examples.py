@@ -17,7 +17,7 @@ from hypothesis import given, settings, strategies
 from torch.nn import functional
 
 from harness import Pools, launchers
-from mcr_dl.examples import dlrm, gpt, program, record, report, syndicate, text
+from mcr_dl.examples import dlrm, gpt, moe, program, record, report, syndicate, text
 from mcr_dl.examples.comm import Comm, Split, make_groups
 from mcr_dl.examples.dlrm_model import Clicks, Dense, Tables
 from mcr_dl.examples.gpt_model import LanguageModel, Place
@@ -257,6 +257,7 @@ def test_auto_must_not_be_slower() -> None:
         ("--budget 2e6", "--budget: expected seconds above 0, at most 1000000, got 2000000.0"),
         ("--batch -1", "--batch: expected a whole number from 1 on, got '-1'"),
         ("--no-chart --chart .", "--chart: expected the name of a file, got ."),
+        (f"--timeline {__file__}", f"--timeline: expected a folder that can be written, got '{__file__}'"),
     ],
 )
 def test_values_out_of_range(arguments: str, wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -265,6 +266,16 @@ def test_values_out_of_range(arguments: str, wanted: str, capsys: pytest.Capture
         syndicate.parse(arguments.split())
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith(f"error: argument {wanted}")
+
+
+@pytest.mark.parametrize("example", [gpt, moe])
+@pytest.mark.parametrize(("given", "wanted"), [("1e303", "at most 1000000"), ("0", "a number above 0")])
+def test_megabytes_out_of_range(example: Any, given: str, wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As above."""
+    with pytest.raises(SystemExit, match="2"):
+        example.parse(["--megabytes", given])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"error: argument --megabytes: expected {wanted}, got '{given}'")
 
 
 @pytest.mark.parametrize("name", ["dlrm", "gpt"])

@@ -241,7 +241,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         "--batch", type=int, default=16, help="windows of 128 bytes per step, all ranks together (default: 16)"
     )
     parser.add_argument("--width", type=int, default=128, help="features of a byte, a multiple of 8 (default: 128)")
-    given = program.parse(parser, arguments, positive=("batch", "megabytes", "width"))
+    given = program.parse(parser, arguments, positive=("batch", "width"))
     if given.width % (2 * Shape.heads) != 0:
         parser.error(f"--width: expected a multiple of {2 * Shape.heads}, got {given.width}")
     return Options(

@@ -227,7 +227,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         default=[],
         help="compare training with this codec to none; may be given repeatedly",
     )
-    given = program.parse(parser, argv, positive=("batch", "megabytes"))
+    given = program.parse(parser, argv, positive=("batch",))
     return Options(
         **program.common(given),
         text=given.text,

@@ -12,6 +12,7 @@ cores, so that program order often stays: the lab (docs/lab.md) has hosts with s
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -212,6 +213,20 @@ def _show(console: Console, training: Training, options: Options) -> None:
     console.say(f"Simulated timelines without and with a plan: {options.chart}")
 
 
+def _folder(text: str) -> Path:
+    """A folder that can be written, or made; checked before anything is trained."""
+    path = Path(text)
+    try:
+        nearest = next(each for each in (path, *path.parents) if each.exists())
+        usable = nearest.is_dir() and os.access(nearest, os.W_OK)
+    except OSError:  # a name that is too long
+        usable = False
+    if not usable:
+        message = f"expected a folder that can be written, got {text!r}"
+        raise dist.InvalidArgumentError(message)
+    return path
+
+
 def parse(argv: Sequence[str] | None = None) -> Options:
     """Read the command line; exits with an error text if something in it is wrong."""
     parser = program.parser("mcr_dl.examples.syndicate", __doc__.split("\n", maxsplit=1)[0], steps=150)
@@ -223,7 +238,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     parser.add_argument("--compare", action="store_true", help=text)
     parser.add_argument("--rounds", type=int, default=6, help="with --compare: turns of each plan (default: 6)")
     text = "write a timeline of each rank: the plan, and what has run"
-    parser.add_argument("--timeline", type=Path, metavar="FOLDER", help=text)
+    parser.add_argument("--timeline", type=arguments.checked(_folder), metavar="FOLDER", help=text)
     given = program.parse(parser, argv, positive=("budget", "rounds"))
     try:
         dist.schedule.Syndicate(budget=given.budget, rounds=given.rounds)

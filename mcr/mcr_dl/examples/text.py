@@ -11,11 +11,14 @@ from pathlib import Path
 
 import torch
 
+from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.commands import arguments
 from mcr_dl.examples.program import WorkloadError
 
 BYTES = 256
 HELD_OUT = 0.05  # the fraction of the text, at its end, that is never trained on
 HELD_OUT_WINDOWS = 48  # of all ranks together
+_MOST = 1_000_000  # megabytes
 
 
 @dataclass
@@ -44,7 +47,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--text", type=Path, metavar="DIR", help="train on the files in DIR (default: Python's standard library)"
     )
-    parser.add_argument("--megabytes", type=float, default=4.0, help="how much of the text to read (default: 4)")
+    megabytes = arguments.checked(_megabytes)
+    parser.add_argument("--megabytes", type=megabytes, default=4.0, help="how much of the text to read (default: 4)")
+
+
+def _megabytes(text: str) -> float:
+    value = arguments.above(0)(text)
+    if value > _MOST:
+        message = f"expected at most {_MOST}, got {text!r}"
+        raise InvalidArgumentError(message)
+    return value
 
 
 def standard_library() -> list[Path]:
