@@ -198,6 +198,19 @@ def test_syndicate_program(tmp_path: Path) -> None:
     assert chart.stat().st_size > 0
 
 
+def test_syndicate_program_with_another_model(tmp_path: Path) -> None:
+    """Two experts per token. There are timelines of all ranks, or one line says that there are none yet."""
+    folder, chart = tmp_path / "timelines", tmp_path / "plans.png"
+    given = ["--model", "moe", "--steps", "60", "--batch", "2", "--budget", "0.3", "--timeline", str(folder)]
+    done = _program("syndicate", *given, "--no-chart", "--chart", str(chart))
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(chart.with_suffix(".json").read_text())
+    assert (report["model"], len(report["steps"])) == ("moe", 60)
+    written = sorted(each.name for each in folder.glob("*.json"))
+    assert written == (["rank-0.json", "rank-1.json"] if "Timelines: " in done.stdout else []), done.stdout
+    assert written or "No trace: " in done.stdout
+
+
 def test_gpt_program(tmp_path: Path) -> None:
     """Starts its own ranks, trains in all modes, and reports that the losses agree."""
     chart = tmp_path / "gpt.png"
