@@ -197,9 +197,9 @@ def agreed(
     found, tensors, updates = None, [], []
     try:
         model_and_optimizer(module, optimizer)
-        for name in ("partition", "credit"):
-            limit(name, given[name])
-        one_of("form", given["form"], FORMS)
+        halves = one_of("form", given["form"], FORMS) != FORMS[0]
+        limit("partition", given["partition"], group.size() if halves else 1)
+        limit("credit", given["credit"])
         if one_of("order", given["order"], ORDERS) == "leader" and given["form"] != FORMS[0]:
             text = f"ByteScheduler: order='leader': expected form='all_reduce', got form={given['form']!r}"
             raise InvalidArgumentError(text)
