@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,25 @@ def test_equal_calls_are_one_iteration_if_their_number_is_given() -> None:
     assert [node.time for node in found[1].nodes if node.time is not None] == [70, 50]
     with pytest.raises(InvalidArgumentError, match="expected at least 9 calls, got 8"):
         capture.capture([records], 9)
+
+
+def test_the_period_of_any_calls() -> None:
+    """The shortest, as its definition says."""
+    rng = random.Random(1)
+    for _ in range(2000):
+        part = [(rng.randrange(2),) for _ in range(rng.randint(1, 6))]
+        calls = [(rng.randrange(2),) for _ in range(rng.randrange(6))] + part * rng.randint(1, 5)
+        count = len(calls)
+        runs = [
+            next((run for run in range(count - each) if calls[-1 - run] != calls[-1 - run - each]), count - each)
+            for each in range(count // 2 + 1)
+        ]
+        periods = [each for each, run in enumerate(runs) if 0 < each <= run >= count // 3]
+        if periods:
+            assert capture.period(calls) == periods[0], calls
+        else:
+            with pytest.raises(InvalidArgumentError, match="calls that repeat themselves"):
+                capture.period(calls)
 
 
 def test_a_program_that_does_not_repeat_itself_is_refused() -> None:

@@ -42,13 +42,19 @@ def period(signatures: Sequence[tuple[Any, ...]]) -> int:
 
     Raises InvalidArgumentError if there are no two equal iterations at the end, which make up a third of the calls.
     """
-    count = len(signatures)
+    count, newest = len(signatures), signatures[::-1]
+    # Calls from the newest on that equal those so many calls before, by that number. A run within an earlier one, which
+    # ends at `end`, is known up to there (the Z algorithm), so that the time is linear.
+    runs, begin, end = [0] * count, 0, 0
     for each in range(1, count // 2 + 1):
-        run = 0
-        while run < count - each and signatures[count - 1 - run] == signatures[count - 1 - run - each]:
+        run = min(end - each, runs[each - begin]) if each < end else 0
+        while run < count - each and newest[run] == newest[run + each]:
             run += 1
         if run >= each and run >= count // 3:
             return each
+        runs[each] = run
+        if each + run > end:
+            begin, end = each, each + run
     message = f"expected calls that repeat themselves in at least two iterations, got {count} calls that do not"
     raise InvalidArgumentError(f"capture: {message}: log more iterations, or without the calls before and after them")
 
