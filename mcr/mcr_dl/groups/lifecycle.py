@@ -27,6 +27,7 @@ from mcr_dl.base.errors import (
     InvalidArgumentError,
     McrError,
     PeerLostError,
+    text_of,
 )
 from mcr_dl.base.warning import warn
 from mcr_dl.groups import factory, first_start, report, tried
