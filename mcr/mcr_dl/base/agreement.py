@@ -59,8 +59,10 @@ def remove(store: torch_dist.Store, key: str) -> None:
     """Delete a text that ``leave`` has set, with its pieces."""
     store.delete_key(key)
     for number in count():
-        if not store.delete_key(f"{key}/{number}"):
+        piece = f"{key}/{number}"
+        if not store.check([piece]):  # as FileStore says of every key that it has deleted it
             return
+        store.delete_key(piece)
 
 
 def _pieces(key: str, length: int) -> list[str]:
