@@ -39,6 +39,8 @@ def main(*jobs: str) -> None:
             print(f"RAISED {error}", flush=True)
             dist.init_process_group("gloo", store=torch_dist.PrefixStore(f"job {number} again", store), **place)
         use(place["rank"])
+    store.set(f"done {process}", "")
+    store.wait([f"done {each}" for each in range(int(os.environ["WORLD_SIZE"]))])  # MPI ends on all of them together
 
 
 if __name__ == "__main__":

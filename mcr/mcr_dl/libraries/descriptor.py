@@ -135,6 +135,10 @@ class Library:
         del size
         return False
 
+    def ends_all(self) -> bool:
+        """Whether the end of this process would end those of the other ranks, unless all have come to theirs."""
+        return False
+
     def leave(self) -> None:
         """Called when the process begins to end the libraries."""
 

@@ -41,6 +41,7 @@ INQUIRY = 1.3  # seconds for all steps of an alarm
 PARTING = 5.0  # seconds for what a rank must leave at its end
 _RUNG = _POLL + 0.2  # seconds in which an alarm is heard after it has been counted
 _FAREWELL = 0.5  # seconds for the other listeners to leave a store that closes
+_LONGEST_PAUSE = 0.25  # seconds between two looks of a rank that waits for the ends of the others
 _PREFIX = "watch"  # of the keys in the store
 # Each rank leaves there: the identity of its process, its last report, the address at which other hosts connect to it.
 MEMBER, ENDED, ADDRESS = "member", "ended", "address"
@@ -339,16 +340,29 @@ class Exchange:
         return None if found is None else str(decode(found))
 
     def leave_together(self, well: bool, limit: float) -> bool:
-        """At the end of the process: whether all ranks get there without an error. False as soon as one does not."""
-        deadline = time.monotonic() + limit + INQUIRY
+        """At the end of the process: whether all ranks get there without an error. False as soon as one does not.
+
+        Equal on all ranks that learn it, as the first one to decide does so for all: a rank that comes after another one
+        has gone must not wait for it.
+        """
+        end, pause = time.monotonic() + limit, self.pause
 
         def complete() -> bool:
             return bool(self._mine.add("leaving", 0) == self.size)
 
+        def decided() -> bool:
+            together = complete() and not self._mine.check(["failed"])
+            return bool(self._mine.compare_set("together", "", "1" if together else "0") == b"1")
+
         try:
             self.ask(lambda: self._leaving(well))
-            self._until(lambda: complete() or self._mine.check(["failed"]), limit, deadline)
-            return self.proceed(lambda: complete() and not self._mine.check(["failed"]), deadline)
+            while not self.ask(lambda: complete() or self._mine.check(["failed"]), INQUIRY, anyhow=True):
+                left = end - time.monotonic()
+                if left <= 0:
+                    break
+                time.sleep(min(left, pause))
+                pause = min(2 * pause, _LONGEST_PAUSE)
+            return self.ask(decided, INQUIRY, anyhow=True)
         except STORE_ERRORS:
             return False
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import sys
 import threading
@@ -135,9 +136,9 @@ class Watch:
         if self._sampler.is_alive():
             self._sampler.join(ANSWERS + 1.0)
 
-    def leave_together(self, well: bool) -> bool:
+    def leave_together(self, well: bool, limit: float) -> bool:
         """At the end of the process: whether the libraries can be ended, which needs all ranks."""
-        return self._exchange.leave_together(well and not self.broken and not self._losses.any, _FAREWELL)
+        return self._exchange.leave_together(well and not self.broken and not self._losses.any, limit)
 
     def end(self) -> None:
         """Another life of the runtime has begun and ended: this one gets no more requests."""
@@ -458,9 +459,12 @@ def stop(reason: str = "it has ended communication", *, well: bool = True, by_co
         _last = ended
 
 
-def leave_together(well: bool) -> bool:
-    """Whether all ranks are at the end of their processes, and have got there without an error."""
-    return well if _last is None else _last.leave_together(well)
+def leave_together(well: bool, *, patient: bool = False) -> bool:
+    """Whether all ranks are at the end of their processes, and have got there without an error.
+
+    ``patient``: the others may come at any time later, as this process's end would be theirs.
+    """
+    return well if _last is None else _last.leave_together(well, math.inf if patient else _FAREWELL)
 
 
 def close() -> None:
