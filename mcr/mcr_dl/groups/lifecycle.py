@@ -357,8 +357,9 @@ def _at_exit() -> None:
         trace.finish(together=False)
     # Libraries end collectively. After an uncaught exception, or without a rank, the others may never get there: then
     # this process exits at once, so that the launcher ends the others.
+    whole = all(library.ends_with(*state.last()) for library in registry.DESCRIBED)
     patient = any(library.ends_all() for library in registry.DESCRIBED)
-    together = watch.leave_together(error is None and not desync, patient=patient)
+    together = watch.leave_together(error is None and not desync and whole, patient=patient)
     for library in registry.DESCRIBED:
         library.leave()
     if together and state.is_initialized():

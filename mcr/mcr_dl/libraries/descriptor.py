@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -134,6 +135,14 @@ class Library:
         """Whether a communicator of so many ranks reads its store also after it was made. Equal on its ranks."""
         del size
         return False
+
+    def ends_with(self, backends: Sequence[str], size: int) -> bool:
+        """Whether the library can end together with the ranks of the latest life, as all of its own are among them.
+
+        ``backends``, ``size``: those of that life. Equal on all of its ranks.
+        """
+        del backends, size
+        return True
 
     def ends_all(self) -> bool:
         """Whether the end of this process would end those of the other ranks, unless all have come to theirs."""

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -203,6 +203,14 @@ class Mpi(Library):
         if self._world is None:
             return ""
         return self._world.job if self._runs else f"{self._world.job}, not started"
+
+    def ends_with(self, backends: Sequence[str], size: int) -> bool:
+        """MPI_Finalize waits for all ranks of MPI, which starts once in a process."""
+        if not self._runs:
+            return True
+        if self._world is None:
+            return size == launchers.detect().size
+        return size == self._world.size and self.name in backends
 
     def ends_all(self) -> bool:
         """MPI's launcher ends all processes if one ends without MPI_Finalize, where each rank waits for the others."""

@@ -135,6 +135,7 @@ class State:
 
 
 _current: State | None = None
+_last: tuple[list[str], int] = ([], 0)
 _life = 0  # how often this rank has begun a life at its store: a second one does not read the first one's keys
 
 
@@ -175,8 +176,14 @@ def life() -> int:
 
 def end() -> None:
     """End the life of the runtime, if there is one: ``current`` raises from now on."""
-    global _current
+    global _current, _last
+    _last = last()
     _current = None
+
+
+def last() -> tuple[list[str], int]:
+    """The backends and the number of ranks of the present life, or of the latest one."""
+    return _last if _current is None else (_current.backends, _current.launch.size)
 
 
 def run_endings(group: str | None = None) -> None:
