@@ -496,5 +496,5 @@ def test_every_documented_exception_is_exported() -> None:
         for names in re.findall(r"`(?:mcr_dl\.)?([A-Z]\w+Error)`|Raises ([A-Z]\w+Error)", file.read_text()):
             documented.update(filter(None, names))
     assert {"DesyncError", "CollectiveTimeoutError"} <= documented
-    internal = {"WorkloadError", "UnrecoverableError"}  # raised by examples
+    internal = {"WorkloadError", "UnrecoverableError", "AbsentError"}  # raised by examples
     assert {name for name in documented - internal if not hasattr(mcr_dl, name)} <= set(dir(builtins))
