@@ -55,7 +55,6 @@ struct Bench {
     Schedule::Id last = schedule.issue(call());
     while (--count > 0) last = schedule.issue(call(), {last});
   }
-  // Two of them.
   std::shared_ptr<Run> two() {
     auto schedule = std::make_shared<Schedule>();
     chain(*schedule, 2);
