@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -398,6 +399,8 @@ def left_blocks() -> None:
             thread = threading.Thread(target=leave)
             thread.start()
             thread.join()
+            while Path(f"/proc/self/task/{thread.native_id}").exists():  # the system ends it after Python has
+                time.sleep(0.001)
         tensor = torch.ones(3)
         if in_block:
             with dist._coalescing_manager(group, CPU, async_ops=True) as block:
