@@ -111,8 +111,7 @@ def register_codec(codec: Codec | Callable[..., Codec], name: str | None = None,
         options: the options that a specification may give to the name.
 
     Raises InvalidArgumentError if the name is taken, InvalidTypeError if the object is not a codec or ``options`` is
-    not a list of names. Values that are
-    not finite never reach a codec: a part that has one decodes to NaN.
+    not a list of names. Values that are not finite never reach a codec: a part that has one decodes to NaN.
     """
     listed: object = options
     if isinstance(listed, str) or not isinstance(listed, Sequence) or any(not isinstance(each, str) for each in listed):

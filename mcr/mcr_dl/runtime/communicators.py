@@ -24,7 +24,7 @@ from mcr_dl.base.errors import (
     PeerLostError,
 )
 from mcr_dl.libraries import registry
-from mcr_dl.runtime import lines, rates, startup, state
+from mcr_dl.runtime import attempts, lines, rates, startup, state
 from mcr_dl.runtime.attempts import Attempt, own_text
 from mcr_dl.runtime.watched_store import require_all_ranks
 
@@ -301,8 +301,7 @@ class _Together:
 
     def agree(self, key: str, value: Any, decide: Callable[[list[Any]], Any]) -> Any:
         """As ``agreement.agree``, over the group. Raises also as ``Attempt.check``."""
-        function = "new_group" if _C.world() is not None else "init_process_group"
-        group = self._group
+        group, function = self._group, attempts.function()
         answer = agreement.agree(self._store, group.rank(), group.size(), key, value, decide, function=function)
         self._keys = (*self._keys, key)
         with contextlib.suppress(*agreement.STORE_ERRORS):  # some stores cannot delete keys

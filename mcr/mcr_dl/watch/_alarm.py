@@ -342,8 +342,8 @@ class Exchange:
     def leave_together(self, well: bool, limit: float) -> bool:
         """At the end of the process: whether all ranks get there without an error. False as soon as one does not.
 
-        Equal on all ranks that learn it, as the first one to decide does so for all: a rank that comes after another
-        one has gone must not wait for it.
+        All ranks get the same answer, because the first rank that decides stores it for all: a rank that comes later
+        must not wait for one that has gone.
         """
         end, pause = time.monotonic() + limit, self.pause
 
