@@ -122,7 +122,6 @@ class Mpi(Library):
     _responder: PmiResponder | PmixResponder | None = None
     _world: _World | None = None  # once the start has begun, which happens once in a process
     _runs = False
-    _launched = False  # by a launcher that serves the library
 
     def __init__(self, name: str, family: Family | None = None) -> None:
         """``family``: that of its library; None for the one that fits the launcher."""
@@ -184,7 +183,6 @@ class Mpi(Library):
             return
         library, store = find(self.family), PrefixStore(f"{self.name}/start", store)
         if _is_served(library):
-            self._launched = True
             return
         job = uuid.uuid4().hex
         if size > 1:
@@ -214,7 +212,7 @@ class Mpi(Library):
 
     def ends_all(self) -> bool:
         """MPI's launcher ends all processes if one ends without MPI_Finalize, where each rank waits for the others."""
-        return self._launched and self._runs
+        return self._runs and self._world is None
 
     def leave(self) -> None:
         """The responder takes MPI's requests from now on as part of its finalization."""
