@@ -193,7 +193,7 @@ def test_processes_of_new_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     lost = dict.fromkeys(machines, "lost")
     known = SimpleNamespace(lost=lambda: lost, member=lambda _, rank: {"machine": f"old {rank // 2}"})
     monkeypatch.setattr(returning, "watch", known)
-    current = SimpleNamespace(job_store=store, store=store, knowledge=SimpleNamespace(nodes=[0, 0, 1, 1, 2]))
+    current = SimpleNamespace(store=store, knowledge=SimpleNamespace(nodes=[0, 0, 1, 1, 2]))
     found = returning.applicants(current, "an attempt")  # type: ignore[arg-type]
     assert [(each.rank, each.node) for each in found] == [(1, 3), (2, 4), (3, 3), (4, 0)]
 

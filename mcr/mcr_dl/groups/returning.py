@@ -46,7 +46,6 @@ class Applicant(NamedTuple):
 class Answer:
     """The facts with which a process can take part in the job, and in making the new group."""
 
-    life: int
     name: str  # of the attempt to make the group
     forming: dict[str, Any]  # fields of Forming
     limit: int  # of the new group, in milliseconds
@@ -80,7 +79,7 @@ def applicants(current: state.State, name: str) -> list[Applicant]:
 
     ``name``: of the attempt to make a group. Another group does not get these processes.
     """
-    desk, found = _desk(current.job_store), list[Applicant]()
+    desk, found = _desk(current.store), list[Applicant]()
     for rank, text in sorted(watch.lost().items()):
         key = f"waiting/{rank}"
         word, member = agreement.decode(desk.get(key), key) if desk.check([key]) else ("", {})
@@ -97,7 +96,7 @@ def applicants(current: state.State, name: str) -> list[Applicant]:
 def dismiss(current: state.State, found: Iterable[Applicant]) -> None:
     """Processes that were found are not taken: those that still wait apply again."""
     for each in found:
-        _desk(current.job_store).set(f"taken/{each.word}", _DISMISSED)
+        _desk(current.store).set(f"taken/{each.word}", _DISMISSED)
 
 
 def _node(current: state.State, rank: int, member: dict[str, Any], found: Iterable[Applicant]) -> int:
@@ -129,7 +128,6 @@ def answer(current: state.State, applicant: Applicant, name: str, forming: dict[
     assert current.knowledge is not None
     former = watch.former()
     made = Answer(
-        state.life(),
         name,
         forming,
         limit // timedelta(milliseconds=1),
@@ -140,7 +138,7 @@ def answer(current: state.State, applicant: Applicant, name: str, forming: dict[
         former.alarm,
         sorted([rank, text] for rank, text in former.lost.items()),
     )
-    desk = _desk(current.job_store)
+    desk = _desk(current.store)
     desk.compare_set(f"answer/{applicant.word}", "", agreement.encode(made.__dict__))
 
 
@@ -193,7 +191,7 @@ def begin(
 ) -> state.State:
     """The state of the job, as the other ranks have it."""
     limit = timedelta(milliseconds=answer.timeout)
-    current = state.begin(launch, store, limit, [], device, answer.life)
+    current = state.begin(launch, store, limit, [], device)
     for key in _AGREED:
         setattr(current, key, answer.agreed[key])
     watch.set_job(current.job)

@@ -34,11 +34,10 @@ class State:
     """One life of the runtime. ``groups/lifecycle.py`` makes and ends it."""
 
     launch: launcher.Launch
-    own_part: torch_dist.Store  # of the job's store: the keys of this life
+    own_part: torch_dist.Store  # of the store at which the ranks have met: the keys of this life
     timeout: timedelta  # that of the start
     backends: list[str]
     device: int  # index of this process's CUDA device; -1 without one
-    whole_store: torch_dist.Store  # with the keys of all lives
     asked: list[str] = field(default_factory=list)  # backends without which init fails
     groups: dict[str, _C.Group] = field(default_factory=dict)
     groups_made: int = 0
@@ -70,15 +69,9 @@ class State:
 
     @property
     def store(self) -> torch_dist.Store:
-        """This life's part of the job's store. Raises NotInitializedError in a forked process."""
+        """The job's store: the keys of this life. Raises NotInitializedError in a forked process."""
         watch.refuse_fork()
         return self.own_part
-
-    @property
-    def job_store(self) -> torch_dist.Store:
-        """The store with the keys of all lives. Raises NotInitializedError in a forked process."""
-        watch.refuse_fork()
-        return self.whole_store
 
     def apart(self) -> torch_dist.Store:
         """The store over a connection that no thread occupies by waiting."""
@@ -136,7 +129,6 @@ class State:
 
 _current: State | None = None
 _last: tuple[list[str], int] = ([], 0)
-_life = 0  # how often this rank has begun a life at its store: a second one does not read the first one's keys
 
 
 def current() -> State:
@@ -153,25 +145,12 @@ def is_initialized() -> bool:
 
 
 def begin(
-    launch: launcher.Launch,
-    store: torch_dist.Store,
-    timeout: timedelta,
-    backends: list[str],
-    device: int,
-    life: int = 0,
+    launch: launcher.Launch, store: torch_dist.Store, timeout: timedelta, backends: list[str], device: int
 ) -> State:
-    """Begin a life of the runtime, with its own keys in the store. ``life``: the number of one that is under way."""
-    global _current, _life
-    # Not of this process: others that meet it at this store may have run another number of jobs before.
-    _life = life or store.add(f"lives/{launch.rank}", 1)
-    own = torch_dist.PrefixStore(f"life-{_life}", store)
-    _current = State(launch, own, timeout, backends, device, whole_store=store)
+    """Begin a life of the runtime, or take part in one. ``store``: with the keys of this life alone."""
+    global _current
+    _current = State(launch, store, timeout, backends, device)
     return _current
-
-
-def life() -> int:
-    """The number of the present life."""
-    return _life
 
 
 def end() -> None:
