@@ -36,7 +36,6 @@ x = torch.ones(3)
 mcr_dl.all_reduce(x)
 assert x.tolist() == [mcr_dl.get_world_size()] * 3
 knowledge = state.current().knowledge
-assert knowledge is not None
 facts = {
     "source": knowledge.source,
     "scales": knowledge.scales,

@@ -190,7 +190,6 @@ def subgroups_of_hosts() -> None:
     """By the hosts on which the ranks agree, and not by what each rank's launcher says (for four ranks)."""
     session.start()
     me, current = mcr_dl.get_rank(), state.current()
-    assert current.knowledge is not None
     with mock.patch.dict("os.environ", LOCAL_WORLD_SIZE="1" if me else "4"):
         for nodes, expected in (([0, 0, 1, 1], [[0, 1], [2, 3]]), ([0, 0, 0, 0], [[0, 1, 2, 3]])):
             with mock.patch.object(current, "knowledge", replace(current.knowledge, nodes=nodes)):

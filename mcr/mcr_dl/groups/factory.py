@@ -61,8 +61,8 @@ def add_dimensions(group: _C.Group, given: dict[str, _C.Group] | None = None) ->
     Makes each of the new ones on all ranks of the group, or raises on all: others would wait for a rank that fails.
     """
     current = state.current()
-    nodes = [] if current.knowledge is None else current.knowledge.nodes
-    held = dimensions.Held(dimensions.grid_of_members(current.grid, nodes, group.ranks), given or {})
+    grid = dimensions.grid_of_members(current.grid, current.knowledge.nodes, group.ranks)
+    held = dimensions.Held(grid, given or {})
     current.topologies[group.name()] = held  # before its groups are made, which end with it
     for index in dimensions.with_groups(held.grid, group.size()) if given is None else []:
         with changes.on_all(group, attempts.function(), anywhere=True, leave=True):

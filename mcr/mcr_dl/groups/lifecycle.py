@@ -131,7 +131,7 @@ def _begin(
             current.detail = _debug() == "detail"
             watch.start(current.store, rank, size, state.living, detail=current.detail)
         _agree(current, tuning_table, mistake, memory)
-        _watch_processes(current)
+        watch.watch_processes(current.knowledge.nodes)
         current.staging = devices.agree(current)
         _C.set_world(_make_world(current))
         report.started(current)
@@ -175,7 +175,7 @@ def start_again(former: watch.Former, begin: Callable[[], state.State]) -> state
     current = begin()
     rank, size = current.launch.rank, current.launch.size
     watch.start(current.store, rank, size, state.living, detail=current.detail, former=former)
-    _watch_processes(current)
+    watch.watch_processes(current.knowledge.nodes)
     return current
 
 
@@ -238,11 +238,6 @@ def _agree(
             library.share_cores()
 
 
-def _watch_processes(current: state.State) -> None:
-    assert current.knowledge is not None
-    watch.watch_processes(current.knowledge.nodes)
-
-
 def _make_world(current: state.State) -> _C.Group:
     """Make the default group and the list of candidates; variants are known once the libraries have started."""
     launch = current.launch
@@ -259,8 +254,7 @@ def _make_world(current: state.State) -> _C.Group:
         first_start.measure(world, store)
         tried.follow(world)
     factory.add_passes(world)
-    if current.knowledge is not None:
-        choice.check_rules(current.knowledge, world)
+    choice.check_rules(current.knowledge, world)
     factory.add_dimensions(world)
     return world
 

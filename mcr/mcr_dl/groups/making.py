@@ -217,9 +217,8 @@ def _parts(
 
 
 def _ranks_per_host(ranks: Sequence[int]) -> int:
-    knowledge = state.current().knowledge
-    assert knowledge is not None
-    hosts = [knowledge.nodes[rank] for rank in ranks]
+    nodes = state.current().knowledge.nodes
+    hosts = [nodes[rank] for rank in ranks]
     sizes = [len(list(run)) for _, run in itertools.groupby(hosts)]
     if len(sizes) != len(set(hosts)) or len(set(sizes)) != 1:
         message = f"group_size: expected a number, as the ranks lie on hosts {hosts}, got None"

@@ -131,8 +131,8 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
         return local
     if fallback_rank is not None:
         return int(fallback_rank)
-    if state.is_initialized() and (known := state.current().knowledge) is not None:
-        rank = state.current().launch.rank
-        return known.same_node(rank).index(rank)
+    if state.is_initialized():
+        current = state.current()
+        return current.knowledge.same_node(current.launch.rank).index(current.launch.rank)
     message = "LOCAL_RANK is not set; pass fallback_rank, or initialize the default group first"
     raise InvalidArgumentError(message)

@@ -27,7 +27,7 @@ def usable(backends: Iterable[str]) -> list[str]:
     Not those of a job on several hosts: some end a process whose connection to another one breaks.
     """
     current = state.current()
-    if current.knowledge is None or len(set(current.knowledge.nodes)) > 1:
+    if len(set(current.knowledge.nodes)) > 1:
         return []
     names = [each for backend in backends for each in registry.together(backend)]
     return [each for each in dict.fromkeys(names) if each in current.backends and not communicators.is_stuck(each)]

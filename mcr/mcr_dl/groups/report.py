@@ -42,14 +42,11 @@ def started(current: State) -> None:
         return
     status = _C.backend_status()
     libraries = [f"{name} ({status[name].removeprefix('ok: ')})" for name in current.backends]
-    knowledge = current.knowledge
-    nodes = len(set(knowledge.nodes)) if knowledge is not None and knowledge.nodes else 1
-    source = knowledge.source if knowledge is not None and knowledge.source else "no table"
     _log.info(
         "mcr_dl %s, %s on %s; backends: %s; auto chooses from: %s",
         _C.__version__,
         _counted(current.launch.size, "rank"),
-        _counted(nodes, "node"),
+        _counted(len(set(current.knowledge.nodes)), "node"),
         ", ".join(libraries),
-        source,
+        current.knowledge.source or "no table",
     )

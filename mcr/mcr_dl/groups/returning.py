@@ -101,7 +101,6 @@ def dismiss(current: state.State, found: Iterable[Applicant]) -> None:
 
 def _node(current: state.State, rank: int, member: dict[str, Any], found: Iterable[Applicant]) -> int:
     """The number of the host: that of other ranks on it, or of processes that were found before, or a new one."""
-    assert current.knowledge is not None
     nodes = current.knowledge.nodes
     for other in [rank, *range(len(nodes))]:
         known = watch.member(current.store, other)
@@ -116,7 +115,6 @@ def admit(current: state.State, applicant: Applicant) -> None:
     # Of two processes that come together, each finds the other's identity.
     watch.leave_member(current.store, applicant.rank, applicant.member)
     watch.replace(applicant.rank, applicant.member, applicant.text, applicant.node)
-    assert current.knowledge is not None
     nodes = list(current.knowledge.nodes)
     nodes[applicant.rank] = applicant.node
     current.knowledge = replace(current.knowledge, nodes=nodes)
@@ -125,7 +123,6 @@ def admit(current: state.State, applicant: Applicant) -> None:
 
 def answer(current: state.State, applicant: Applicant, name: str, forming: dict[str, Any], limit: timedelta) -> None:
     """Leave what the process needs at the store: see Answer. Each member calls this; the first one's answer counts."""
-    assert current.knowledge is not None
     former = watch.former()
     made = Answer(
         name,

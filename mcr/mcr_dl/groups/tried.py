@@ -37,7 +37,7 @@ def _keep(group: _C.Group) -> None:
         return
     current = state.current()
     rows = group._trial_results()
-    if current.launch.rank != 0 or not rows or current.knowledge is None:
+    if current.launch.rank != 0 or not rows:
         return
     shape = current.knowledge.shape(group.ranks)
     path = files.default_path(host())

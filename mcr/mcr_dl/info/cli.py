@@ -28,7 +28,7 @@ from mcr_dl.tables import choice, rules
 def _tuning_text(world: _C.Group) -> str:
     knowledge = state.current().knowledge
     candidates = f"; auto chooses from {', '.join(world.candidates)}"
-    if knowledge is None or not knowledge.source:
+    if not knowledge.source:
         off = os.environ.get(choice.VARIABLE) == "none"
         advice = f"{choice.VARIABLE} turns it off" if off else "measure one with `mcr-tune --quick`"
         return f"none: {advice}{candidates}"

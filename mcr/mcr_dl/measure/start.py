@@ -174,7 +174,6 @@ def own_core() -> int | None:
     By the nodes on which all ranks agree: some launchers, as torch.multiprocessing.spawn, tell no local rank.
     """
     current = state.current()
-    assert current.knowledge is not None
     rank = current.launch.rank
     here = current.knowledge.same_node(rank)
     return launcher.own_core(here.index(rank), len(here))

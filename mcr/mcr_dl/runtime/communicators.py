@@ -260,7 +260,6 @@ def _connect_themis(attempt: Attempt, name: str, patience: float | None) -> None
     current, group = state.current(), attempt.group
     backends = _C.Candidate(name).parts
     grid, inner_first = lines.require_grid(group.ranks, len(backends), f"backend: {name!r}")
-    assert current.knowledge is not None
     nodes = [current.knowledge.nodes[rank] for rank in group.ranks]
     parts, times = [], []
     barrier = partial(_C.barrier, group=group, backend=backends[-1])

@@ -166,7 +166,7 @@ def grid_of_members(given: _C.Topology | None, nodes: list[int], ranks: list[int
     """The topology of a group of global ranks: part of the job's topology if one was given, else from the hosts."""
     if given is not None:
         return given.of_members(ranks)
-    return _C.Topology.of_hosts([nodes[rank] if nodes else 0 for rank in ranks])
+    return _C.Topology.of_hosts([nodes[rank] for rank in ranks])
 
 
 def with_groups(grid: _C.Topology, size: int) -> list[int]:

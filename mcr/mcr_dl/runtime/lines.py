@@ -11,12 +11,6 @@ from mcr_dl.libraries import registry
 from mcr_dl.runtime import dimensions, state
 
 
-def _nodes() -> list[int]:
-    """The node of each rank of the job; empty while they are not known."""
-    knowledge = state.current().knowledge
-    return [] if knowledge is None else knowledge.nodes
-
-
 def of(ranks: Sequence[int], level: int = 0) -> list[list[int]]:
     """The group ranks of each line of a group of these global ranks: of the job's topology, else of each host.
 
@@ -27,8 +21,8 @@ def of(ranks: Sequence[int], level: int = 0) -> list[list[int]]:
     current = state.current()
     places: list[tuple[tuple[int, ...], tuple[int, ...]]]  # the line, and the place in it
     if current.grid is None:
-        nodes = [] if level else _nodes()
-        places = [((nodes[rank] if nodes else 0,), (index,)) for index, rank in enumerate(ranks)]
+        nodes = current.knowledge.nodes
+        places = [((0 if level else nodes[rank],), (index,)) for index, rank in enumerate(ranks)]
     else:
         # Of the job, and not of these ranks: groups with one rank of each host have no line within a host.
         width = next(iter(_wide(current.grid)[level:]), 0)
@@ -84,7 +78,7 @@ def _grids_of(ranks: Sequence[int]) -> list[_C.Topology]:
     current = state.current()
     arranged = dimensions.grid_of(current.arranged, current.launch.size)
     found = [] if arranged is None else [arranged.of_members(list(ranks))]
-    return [*found, dimensions.grid_of_members(current.grid, _nodes(), list(ranks))]
+    return [*found, dimensions.grid_of_members(current.grid, current.knowledge.nodes, list(ranks))]
 
 
 def _wide(grid: _C.Topology) -> list[int]:
@@ -147,9 +141,7 @@ def _is_within_hosts(name: str, ranks: Sequence[int]) -> bool:
     A process that has taken a lost rank's place may be on another host than the lost one was. For backends whose
     dimensions the ranks have. All ranks decide alike: by the job's topology and the nodes, on which they agree.
     """
-    candidate, nodes = _C.Candidate(name), _nodes()
-    if not nodes:
-        return True
+    candidate, nodes = _C.Candidate(name), state.current().knowledge.nodes
     whole = [[*range(len(ranks))]]
     if not candidate.hierarchical:
         connected = [(name, whole)]

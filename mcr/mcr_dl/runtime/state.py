@@ -38,6 +38,7 @@ class State:
     timeout: timedelta  # that of the start
     backends: list[str]
     device: int  # index of this process's CUDA device; -1 without one
+    knowledge: choice.Knowledge
     asked: list[str] = field(default_factory=list)  # backends without which init fails
     groups: dict[str, _C.Group] = field(default_factory=dict)
     groups_made: int = 0
@@ -52,7 +53,6 @@ class State:
     networks: dict[tuple[str, str], list[rates.Row]] = field(default_factory=dict)  # by group and candidate
     own_store: torch_dist.Store | None = None  # ``own_part`` over a connection of its own
     stores: dict[str, list[torch_dist.Store]] = field(default_factory=dict)  # by group: which its backends may use
-    knowledge: choice.Knowledge | None = None
     candidates: list[str] | None = None  # those that all ranks have; None before the default group is made
     staging: int | None = None  # bytes of one piece of a staged tensor; None if no rank has a device
     job: str = ""  # an identity of this life of the job, equal on its ranks
@@ -95,10 +95,9 @@ class State:
         """Give a connected group its candidates and its costs, as far as the job's are known."""
         if self.candidates is not None:
             choice.keep_candidates(group, self.candidates)
-        if self.knowledge is not None:
-            choice.tune(group, self.knowledge)
-            for shadow in self.with_shadows(group)[1:]:  # stripes in a dimension compute their shares from the costs
-                choice.tune(shadow, self.knowledge, derived=True)
+        choice.tune(group, self.knowledge)
+        for shadow in self.with_shadows(group)[1:]:  # stripes in a dimension compute their shares from the costs
+            choice.tune(shadow, self.knowledge, derived=True)
 
     def before_end(self, group: str, function: Callable[[], None]) -> None:
         """Run the function when the group is about to end, while its operations still work; it must not raise."""
@@ -149,7 +148,8 @@ def begin(
 ) -> State:
     """Begin a life of the runtime, or take part in one. ``store``: with the keys of this life alone."""
     global _current
-    _current = State(launch, store, timeout, backends, device)
+    nothing = choice.Knowledge("", [0] * launch.size, [False] * launch.size)  # until the ranks have agreed
+    _current = State(launch, store, timeout, backends, device, nothing)
     return _current
 
 

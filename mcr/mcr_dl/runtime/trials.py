@@ -202,7 +202,7 @@ def enable(group: _C.Group) -> bool:
     shape. All ranks decide alike: the knowledge is equal on all ranks.
     """
     known = state.current().knowledge
-    if known is None or not known.seconds or group.size() < 2 or len(group.candidates) < 2:
+    if not known.seconds or group.size() < 2 or len(group.candidates) < 2:
         return False
     if not known.quick(known.shape(group.ranks)):
         return False

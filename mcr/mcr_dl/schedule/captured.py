@@ -99,8 +99,7 @@ def facts(iteration: measured.Iteration, known: Mapping[str, Known]) -> dict[str
 def _ranks_here() -> int:
     """The ranks of the job on this host."""
     current = state.current()
-    known = current.knowledge
-    return current.launch.size if known is None else len(known.same_node(current.launch.rank))
+    return len(current.knowledge.same_node(current.launch.rank))
 
 
 def common(values: Sequence[Any]) -> dict[str, Any]:

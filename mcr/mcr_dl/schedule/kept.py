@@ -80,7 +80,7 @@ def key(group: _C.Group, sizes: Sequence[int], kinds: Sequence[str], candidate: 
     None, equally on all ranks, if the job keeps none.
     """
     knowledge = state.current().knowledge
-    if knowledge is None or not (knowledge.source or knowledge.seconds):
+    if not (knowledge.source or knowledge.seconds):
         return None
     shape = knowledge.shape(list(group.ranks))
     versions = [_C.__version__, str(torch.__version__)]

@@ -68,18 +68,18 @@ def _coded(
     return [(name, known[name]) for name in (known if accepted is None else accepted) if name in known]
 
 
-def measured(knowledge: Knowledge | None, ranks: list[int], accepted: Sequence[str]) -> list[tuple[str, str, Ranges]]:
+def measured(knowledge: Knowledge, ranks: list[int], accepted: Sequence[str]) -> list[tuple[str, str, Ranges]]:
     """``ranges_of`` for a group of global ranks; equal on all of them. Empty without a measured table."""
     costs = _costs(knowledge, ranks)
     return [] if costs is None else ranges_of(costs, accepted)
 
 
-def _costs(knowledge: Knowledge | None, ranks: list[int]) -> dict[str, Any] | None:
-    return None if knowledge is None or len(ranks) < 2 else knowledge.scale_for(knowledge.shape(ranks), "cpu")
+def _costs(knowledge: Knowledge, ranks: list[int]) -> dict[str, Any] | None:
+    return None if len(ranks) < 2 else knowledge.scale_for(knowledge.shape(ranks), "cpu")
 
 
 def predicted(
-    knowledge: Knowledge | None, ranks: list[int], operation: str, candidate: str, codec: str, nbytes: int
+    knowledge: Knowledge, ranks: list[int], operation: str, candidate: str, codec: str, nbytes: int
 ) -> tuple[float, float] | None:
     """Microseconds of a group's call without and with the codec; None where they were not measured."""
     costs = _costs(knowledge, ranks)

@@ -74,10 +74,9 @@ def _times(found: dict[str, Any]) -> dict[str, float | None]:
 
 def _rule(operation: str, nbytes: int | None, candidates: list[str]) -> rules.Rule:
     """The last rule for the call whose candidate the group has."""
-    knowledge = state.current().knowledge
     fitting = [
         rule
-        for rule in ([] if knowledge is None else knowledge.rules)
+        for rule in state.current().knowledge.rules
         if rule.operation == operation
         and rule.candidate in candidates
         and (nbytes is None or (rule.start <= nbytes and (rule.end == rules.NO_END or nbytes < rule.end)))
@@ -108,7 +107,6 @@ def _reason(nbytes: int | None, found: dict[str, Any], times: dict[str, float | 
 
 def _row(operation: str, dtype: str, group: _C.Group, found: dict[str, Any], device: str, *, async_op: bool) -> str:
     knowledge = state.current().knowledge
-    assert knowledge is not None
     shape = knowledge.shape(group.ranks)
     scale = knowledge.scale_for(shape, device)
     reduces = operation_of(operation).reduces
@@ -227,18 +225,17 @@ def explain(
         raise InvalidArgumentError(message)
     found = where._explain(name, size, element, reduction, device, async_op)
     times = _times(found)
-    knowledge = state.current().knowledge
     codec, codec_us = _codec(name, nbytes, element, where, found["chosen"], device)
     reason = _reason(nbytes, found, times)
     if found["forced"]:
         reason = f"by the rule {_rule(name, nbytes, where.candidates).text!r} of {rules.VARIABLE}"
-    used = found["measured"] and not found["forced"] and knowledge is not None
+    used = found["measured"] and not found["forced"]
     return Explanation(
         operation=name,
         nbytes=nbytes,
         candidate=found["chosen"],
         predicted_us=times,
-        table=knowledge.source if used and knowledge is not None else "",
+        table=state.current().knowledge.source if used else "",
         row=_row(name, element, where, found, device, async_op=async_op) if used else "",
         reason=reason,
         codec=codec,

@@ -68,12 +68,11 @@ class Worker:
 
     def run(self) -> None:
         """Measure all units that are not done."""
-        knowledge = state.current().knowledge
-        shape = knowledge.shape(self.group.ranks) if knowledge is not None else None
+        shape = state.current().knowledge.shape(self.group.ranks)
         facts = {
             "ranks": self.group.size(),
-            "nodes": shape.nodes if shape else 1,
-            "ranks_per_node": shape.ranks_per_node if shape else self.group.size(),
+            "nodes": shape.nodes,
+            "ranks_per_node": shape.ranks_per_node,
             "libraries": _C.backend_status(),
             "bound": self.bound,
             "devices": devices.count(self.plan.device),
