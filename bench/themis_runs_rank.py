@@ -62,7 +62,7 @@ def measure(sizes: list[int], parts: list[str], points: list[tuple[str, int]], r
     names = {"gloo": "gloo", "mpi": "mpi", "hier": f"hier({inside})"}
     names |= {PLANNED: f"themis({inside})", FIXED: f"themis({inside},{FIXED})"}
     mcr_dl.init_process_group(["gloo", "mpi", names["hier"], names[PLANNED]], tuning_table="none")
-    network = state.current().networks["default", names[PLANNED]]
+    network = state.current().of("default").networks[names[PLANNED]]
     rows: list[dict[str, Any]] = []
     for operation, nbytes in points:
         found = _medians(names, _call(operation, nbytes), rounds)

@@ -21,7 +21,7 @@ from shrinking import check, die, run
 import mcr_dl as dist
 from mcr_dl.groups import returning, survivors
 from mcr_dl.libraries import registry
-from mcr_dl.runtime import state, watched_store
+from mcr_dl.runtime import handles, state, watched_store
 from mcr_dl.watch import _watch
 
 LIMIT = timedelta(seconds=float(os.environ.get("GROWING_LIMIT", "1800")))
@@ -48,7 +48,8 @@ def further(group: object) -> None:
         assert dist.grow(group, LIMIT) is group
     dist.barrier(group=group)
     current = state.current()
-    attempt, number = list(current.unchanged.values())[-1].rsplit("-", 1)  # each one deletes the outcome of the last
+    name = handles.core_group(group).name()
+    attempt, number = current.of(name).unchanged.rsplit("-", 1)  # each one deletes the outcome of the last
     left = [current.store.check([f"survivors/{attempt}-{int(number) - back}/left/outcome"]) for back in range(3)]
     assert left == [True, False, False], left
     assert math.prod(dist.topology().shape) == world

@@ -182,9 +182,9 @@ def life() -> None:
     mcr_dl.destroy_process_group(again)
     mcr_dl.finalize(["shm"])
     current = state.current()
-    kept = [*current.groups, *(name for names in current.shadows.values() for name in names)]
+    kept = [*current.groups, *(name for each in current.belongings.values() for name in each.shadows)]
     assert not [name for name in kept if "shm" in name]
-    assert {name for _, name in current.networks} == {"themis(mpi,gloo)"}
+    assert {name for each in current.belongings.values() for name in each.networks} == {"themis(mpi,gloo)"}
     assert mcr_dl.get_backends() == ["mpi", "gloo", "hier(mpi,gloo)", "stripe(gloo,mpi)", "themis(mpi,gloo)"]
     tensor = torch.ones(40_000)
     mcr_dl.all_reduce(tensor, backend="hier(mpi,gloo)")
@@ -269,7 +269,7 @@ def without_memory() -> None:
     current, names = state.current(), ("gloo", "hier(shm,gloo)")
 
     def groups() -> tuple[set[str], dict[str, list[str]]]:
-        return set(current.groups), {name: [*shadows] for name, shadows in current.shadows.items() if shadows}
+        return set(current.groups), {name: [*each.shadows] for name, each in current.belongings.items() if each.shadows}
 
     before = groups()
     with _memory_for(1):
@@ -352,9 +352,9 @@ def of_a_mesh() -> tuple[Any, Any]:
     mcr_dl.all_reduce(tensor, backend=names[-1], group=group)
     assert tensor.eq(4).all()
     plans = [mcr_dl.explain(name, 1 << 20, group=group).plans for name in ("all_reduce", "reduce_scatter")]
-    networks = state.current().networks
-    (key,) = networks
-    found = [*networks[key]], plans
+    current = state.current()
+    (network,) = [rows for each in current.belongings.values() for rows in each.networks.values()]
+    found = [*network], plans
     if mcr_dl.get_rank() < 2:
         expect(
             InvalidArgumentError,
@@ -368,7 +368,7 @@ def of_a_mesh() -> tuple[Any, Any]:
         connect = partial(core._connect_themis, names[-1], rows, [], [], [])
         expect(InvalidArgumentError, connect, "backend 'themis(gloo,mpi)'", text)
     mcr_dl.destroy_process_group(group)
-    assert not networks
+    assert not any(each.networks for each in current.belongings.values())
     session.stop()
     return found
 
@@ -385,7 +385,7 @@ def six() -> list[Any]:
     tensor = torch.full((8,), float(rank))
     mcr_dl.all_reduce(tensor, backend="themis(shm,mpi,baseline)")
     assert tensor.eq(sum(range(size))).all()
-    found = [*state.current().networks["default", names[-1]]]
+    found = [*state.current().of("default").networks[names[-1]]]
     session.stop()
     return found
 

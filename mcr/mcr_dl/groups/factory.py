@@ -63,7 +63,7 @@ def add_dimensions(group: _C.Group, given: dict[str, _C.Group] | None = None) ->
     current = state.current()
     grid = dimensions.grid_of_members(current.grid, current.knowledge.nodes, group.ranks)
     held = dimensions.Held(grid, given or {})
-    current.topologies[group.name()] = held  # before its groups are made, which end with it
+    current.of(group.name()).topology = held  # before its groups are made, which end with it
     for index in dimensions.with_groups(held.grid, group.size()) if given is None else []:
         with changes.on_all(group, attempts.function(), anywhere=True, leave=True):
             make_line(group, held, index)
@@ -74,16 +74,16 @@ def make_line(group: _C.Group, held: dimensions.Held, index: int, turn: int = -1
     return dimensions.add_group(held, group, index, partial(make_group, line=True), turn)
 
 
-def replace_dimensions(group: _C.Group, held: dimensions.Held) -> None:
-    """Give a group another topology with its groups, and end those of the one before."""
-    topologies = state.current().topologies
-    before, topologies[group.name()] = topologies.get(group.name()), held
+def replace_dimensions(group: _C.Group, held: dimensions.Held | None) -> None:
+    """Give a group another topology with its groups, or none, and end those of the one before."""
+    ours = state.current().of(group.name())
+    before, ours.topology = ours.topology, held
     dimensions.end(before, state.has_ended, end_group)
 
 
 def end_dimensions(group: _C.Group) -> None:
     """End the groups that were made for a group's dimensions."""
-    dimensions.end(state.current().topologies.pop(group.name(), None), state.has_ended, end_group)
+    replace_dimensions(group, None)
 
 
 def give_up(group: _C.Group) -> None:

@@ -215,8 +215,9 @@ class Forming:
         """Delete the outcome of the call before, if it changed nothing either: as all members are here, each has read
         it."""
         current = state.current()
-        before, current.unchanged[self.name] = current.unchanged.get(self.name), name
-        if before is not None and self.members[0] == self._rank:
+        ours = current.of(self.name)
+        before, ours.unchanged = ours.unchanged, name
+        if before and self.members[0] == self._rank:
             with contextlib.suppress(*agreement.STORE_ERRORS):
                 torch_dist.PrefixStore(f"survivors/{before}", current.store).delete_key("left/outcome")
 

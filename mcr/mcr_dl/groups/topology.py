@@ -38,7 +38,9 @@ class Topology:
     def __init__(self, group: _C.Group) -> None:
         """``group`` must have a topology."""
         self._of = group
-        self._held = state.current().topologies[group.name()]
+        held = state.current().of(group.name()).topology
+        assert held is not None
+        self._held = held
 
     @property
     def dimensions(self) -> tuple[Dimension, ...]:

@@ -107,7 +107,7 @@ def publish_agreed(group: _C.Group) -> torch_dist.ProcessGroup:
             )
     assert made is not None
     _C.remember_handle(made, group)
-    held = current.topologies.get(group.name())
+    held = current.of(group.name()).topology
     for each in [] if held is None else held.owned:
         publish_agreed(each)
     return made
@@ -379,7 +379,8 @@ def on_abort(group: _C.Group) -> None:
     if group is _C.world():
         lifecycle.abandon()
         return
-    held = state.current().topologies.pop(group.name(), None)
+    ours = state.current().of(group.name())
+    held, ours.topology = ours.topology, None
     for each in [] if held is None else held.owned:
         if state.has_ended(each):
             continue

@@ -25,7 +25,7 @@ _log = logging.getLogger("mcr_dl")
 def follow(group: _C.Group) -> None:
     """Turn trials on where they belong (``trials.enable``), and keep their results. Collective over the members."""
     if trials.enable(group):
-        state.current().before_end(group.name(), partial(_keep, group))
+        state.current().of(group.name()).endings.append(partial(_keep, group))
 
 
 def _keep(group: _C.Group) -> None:

@@ -145,9 +145,9 @@ def _agree(
     return found
 
 
-def _numbered(name: str, before: int) -> str:
-    """The name of a shadow, of which so many broke before."""
-    return f"{name}-{before + 1}" if before else name
+def _shadow_name(group: _C.Group, suffix: str, before: int) -> str:
+    """The name of a group's shadow, of which so many broke before."""
+    return f"{group.name()}/{suffix}" + (f"-{before + 1}" if before else "")
 
 
 def synchronize(group: _C.Group) -> None:
@@ -170,9 +170,10 @@ def _synchronize_together(group: _C.Group) -> None:
     except CollectiveTimeoutError as error:
         problem = error
     broken = [station.name for station in _C.passes(group) if station._broken]
-    before = {each.name: state.current().broken.get(f"{group.name()}/{each.name}", 0) for each in _C.passes(group)}
+    so_far = state.current().of(group.name()).broken
+    before = {each.name: so_far.get(each.name, 0) for each in _C.passes(group)}
     agreed = changes.agree(group, "set_passes", [broken, before], _broken_so_far, problem=problem, anywhere=True)
-    state.current().broken.update({f"{group.name()}/{name}": count for name, count in agreed.items()})
+    so_far.update(agreed)
 
 
 def _broken_so_far(values: list[Any]) -> dict[str, int]:
@@ -188,10 +189,9 @@ def _broken_so_far(values: list[Any]) -> dict[str, int]:
 def _end_broken(group: _C.Group) -> None:
     """End the shadows of broken passes: all ranks have agreed to use others from now on."""
     current = state.current()
-    for name, count in [*current.broken.items()]:
-        for old in (_numbered(name, before) for before in range(count)):
-            if name.rpartition("/")[0] == group.name() and old in current.groups:
-                current.shadows[group.name()].remove(old)
+    for name, count in current.of(group.name()).broken.items():
+        for old in (_shadow_name(group, name, before) for before in range(count)):
+            if old in current.groups:
                 core_groups.forget_group(current.groups[old])
 
 
@@ -214,7 +214,7 @@ class _Making:
 
     def _shadow(self, group: _C.Group, after: list[Specification], suffix: str, *, rest: bool = False) -> _C.Group:
         current = state.current()
-        name = _numbered(f"{group.name()}/{suffix}", current.broken.get(f"{group.name()}/{suffix}", 0))
+        name = _shadow_name(group, suffix, current.of(group.name()).broken.get(suffix, 0))
         made = current.groups.get(name)
         if made is None:
             made = core_groups.make(name, list(group.ranks), group.backends, group.timeout)

@@ -52,12 +52,11 @@ def is_broken(group: _C.Group) -> bool:
 def close(name: str) -> None:
     """End a group, as far as it was made, and the groups that belong to it, without waiting for anything."""
     current = state.current()
-    for each in current.shadows.pop(name, []):
+    ours = current.of(name)
+    for each in list(ours.shadows):
         close(each)
-    current.endings.pop(name, None)
-    current.broken = {each: count for each, count in current.broken.items() if not each.startswith(f"{name}/")}
-    for key in [key for key in current.networks if key[0] == name]:
-        del current.networks[key]
+    if ours.owner is not None:
+        current.of(ours.owner).shadows.pop(name, None)
     group = current.groups.pop(name, None)
     if group is not None:
         end(group)
@@ -65,34 +64,35 @@ def close(name: str) -> None:
 
 def close_parts(group: _C.Group, name: str) -> None:
     """End the groups that a candidate over the group's dimensions has used, as it has ended."""
-    current = state.current()
-    owned = current.shadows.get(group.name(), [])
-    for each in [each for each in owned if each.startswith(f"{group.name()}/{name}-")]:
-        owned.remove(each)
+    ours = state.current().of(group.name())
+    for each in [each for each in ours.shadows if each.startswith(f"{group.name()}/{name}-")]:
         close(each)
-    current.networks.pop((group.name(), name), None)
+    ours.networks.pop(name, None)
 
 
 def end(group: _C.Group) -> None:
-    """End a group's communicators, unless that may wait for a lost rank."""
-    if (is_broken(group) and any(map(registry.of_all_ranks, group.backends))) or holds_stuck(group):
+    """End a group's communicators, unless that may wait for a lost rank, and forget what belongs to the group."""
+    kept = (is_broken(group) and any(map(registry.of_all_ranks, group.backends))) or holds_stuck(group)
+    if kept:
         _C.keep_forever(group)  # closing may wait for the lost rank, or for a thread that does
     else:
         group._close()
-        if state.is_initialized():
-            state.current().stores.pop(group.name(), None)
+    if state.is_initialized():
+        current = state.current()
+        ours = current.belongings.pop(group.name(), None)
+        if kept and ours is not None:
+            current.kept_stores += ours.stores
 
 
 @contextlib.contextmanager
 def undone(name: str) -> Iterator[None]:
     """If the block raises, end the groups that it has made for the group: a later try makes them again."""
     current = state.current()
-    before = len(current.shadows.get(name, []))
+    before = len(current.of(name).shadows)
     try:
         yield
     except BaseException:
-        for each in current.shadows.get(name, [])[before:] if state.is_initialized() else []:
-            current.shadows[name].remove(each)
+        for each in list(current.of(name).shadows)[before:] if state.is_initialized() else []:
             close(each)
         raise
 
@@ -146,7 +146,7 @@ def _connect_library(attempt: Attempt, name: str, mpi_comm: int | None, patience
             store = _store(attempt, f"library/{name}", apart=later)
             argument = _unless_lost(group, partial(library.argument, store, group))
             if argument is not None:
-                current.stores.setdefault(group.name(), []).append(store)
+                current.of(group.name()).stores.append(store)
         connecting = partial(group._connect, name, path, argument, attempt.store(f"connect/{name}"))
         if library.together and patience is not None:
             _connect_patiently(group, name, connecting, patience)
@@ -283,7 +283,7 @@ def _connect_themis(attempt: Attempt, name: str, patience: float | None) -> None
         group._connect_themis(name, [*network], grid.ranks, [exchanges for _, exchanges in answer], parts)
     except InvalidArgumentError as error:  # about the agreed rates, so on all ranks: `auto` goes on without it
         raise BackendUnavailableError(str(error)) from error
-    current.networks[group.name(), name] = network
+    current.of(group.name()).networks[name] = network
 
 
 class _Together:

@@ -30,6 +30,21 @@ class Planner(Protocol):
 
 
 @dataclass
+class Belongings:
+    """The things that belong to one group, and end with it."""
+
+    owner: str | None = None  # the group that this one itself belongs to, if it is a shadow
+    shadows: dict[str, _C.Group] = field(default_factory=dict)  # the groups that belong to this one, by name
+    broken: dict[str, int] = field(default_factory=dict)  # by pass: how many of its shadows broke
+    topology: dimensions.Held | None = None
+    networks: dict[str, list[rates.Row]] = field(default_factory=dict)  # by candidate
+    stores: list[torch_dist.Store] = field(default_factory=list)  # which the group's backends may use
+    # Run when the group is about to end, while its operations still work; they must not raise.
+    endings: list[Callable[[], None]] = field(default_factory=list)
+    unchanged: str = ""  # the name of the last call of grow() that changed nothing
+
+
+@dataclass
 class State:
     """One life of the runtime. ``groups/lifecycle.py`` makes and ends it."""
 
@@ -42,24 +57,19 @@ class State:
     asked: list[str] = field(default_factory=list)  # backends without which init fails
     groups: dict[str, _C.Group] = field(default_factory=dict)
     groups_made: int = 0
-    shadows: dict[str, list[str]] = field(default_factory=dict)  # by group: the groups that belong to it
-    broken: dict[str, int] = field(default_factory=dict)  # by shadow: how many groups before it broke
+    belongings: dict[str, Belongings] = field(default_factory=dict)  # by group, see ``of``
     passes: list[Any] = field(default_factory=list)  # specifications for every new group
     counters: dict[str, int] = field(default_factory=dict)
     topology: dict[str, Any] | None = None  # the document that the user gave
     arranged: dict[str, Any] | None = None  # the document of the default group's topology, once it was set
     grid: _C.Topology | None = None  # the one that the user gave; None: derived from the hosts
-    topologies: dict[str, dimensions.Held] = field(default_factory=dict)  # by group
-    networks: dict[tuple[str, str], list[rates.Row]] = field(default_factory=dict)  # by group and candidate
     own_store: torch_dist.Store | None = None  # ``own_part`` over a connection of its own
-    stores: dict[str, list[torch_dist.Store]] = field(default_factory=dict)  # by group: which its backends may use
+    kept_stores: list[torch_dist.Store] = field(default_factory=list)  # of groups that were not closed after a loss
     candidates: list[str] | None = None  # those that all ranks have; None before the default group is made
     staging: int | None = None  # bytes of one piece of a staged tensor; None if no rank has a device
     job: str = ""  # an identity of this life of the job, equal on its ranks
     detail: bool = False  # all calls are compared over the ranks
     meetings: Any = None  # of the functions that all ranks call together (``meetings.together``)
-    endings: dict[str, list[Callable[[], None]]] = field(default_factory=dict)  # by group: run before it ends
-    unchanged: dict[str, str] = field(default_factory=dict)  # by group: its last call of grow() that changed nothing
     planners: weakref.WeakSet[Planner] = field(default_factory=weakref.WeakSet)
 
     @property
@@ -80,15 +90,19 @@ class State:
             self.own_store = own_connection(store)
         return self.own_store
 
+    def of(self, group: str) -> Belongings:
+        """The belongings of a group, from the first use on, which may be before the group is made."""
+        return self.belongings.setdefault(group, Belongings())
+
     def add_shadow(self, owner: str, group: _C.Group) -> None:
         """Add a group that belongs to another group, and ends with it."""
         group._derive()
-        self.groups[group.name()] = group
-        self.shadows.setdefault(owner, []).append(group.name())
+        self.groups[group.name()] = self.of(owner).shadows[group.name()] = group
+        self.of(group.name()).owner = owner
 
     def with_shadows(self, group: _C.Group) -> list[_C.Group]:
         """A group and the groups that its passes and candidates use."""
-        shadows = [self.groups[name] for name in self.shadows.get(group.name(), []) if name in self.groups]
+        shadows = list(self.of(group.name()).shadows.values())
         return [group, *(each for shadow in shadows for each in self.with_shadows(shadow))]
 
     def tune(self, group: _C.Group) -> None:
@@ -98,10 +112,6 @@ class State:
         choice.tune(group, self.knowledge)
         for shadow in self.with_shadows(group)[1:]:  # stripes in a dimension compute their shares from the costs
             choice.tune(shadow, self.knowledge, derived=True)
-
-    def before_end(self, group: str, function: Callable[[], None]) -> None:
-        """Run the function when the group is about to end, while its operations still work; it must not raise."""
-        self.endings.setdefault(group, []).append(function)
 
     def count(self, key: str) -> int:
         """Count the uses of a key: equal on all ranks that use it equally often."""
@@ -169,8 +179,9 @@ def run_endings(group: str | None = None) -> None:
     """Run what a group, or every group, is to do before it ends."""
     if _current is None:
         return
-    for name in list(_current.endings) if group is None else [group]:
-        for function in _current.endings.pop(name, []):
+    for each in list(_current.belongings.values()) if group is None else [_current.of(group)]:
+        functions, each.endings = each.endings, []
+        for function in functions:
             function()
 
 
@@ -196,4 +207,4 @@ def backends_in_use() -> list[str]:
 
 def is_shadow(name: str) -> bool:
     """Whether a group of that name belongs to another group."""
-    return _current is not None and any(name in shadows for shadows in _current.shadows.values())
+    return _current is not None and _current.of(name).owner is not None

@@ -151,7 +151,7 @@ class ByteScheduler(nn.Module):
         self._hooks += hooks.of_gradients(self._values, self._before_gradient, self._gradient)
         self._hooks += hooks.of_states(root, optimizer, self._drain)
         self._hooks.append(hooks.Step(optimizer, self._step, self))
-        state.current().before_end(self._core.name(), hooks.weakly(self._at_end))
+        state.current().of(self._core.name()).endings.append(hooks.weakly(self._at_end))
 
     def _at_end(self) -> None:
         """The job, the group or a backend ends."""

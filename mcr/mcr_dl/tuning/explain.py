@@ -138,13 +138,13 @@ def _codec(
 
 def _plans(operation: str, nbytes: int | None, group: _C.Group) -> dict[str, str]:
     """The plans of a call on the group's candidates over planned dimensions."""
-    networks = state.current().networks
+    networks = state.current().of(group.name()).networks
     if nbytes is None or operation_of(operation).vectored:
         return {}
     found = {}
     for name in group.candidates:
         candidate = _C.Candidate(name)
-        network = networks.get((group.name(), candidate.backend))
+        network = networks.get(candidate.backend)
         if network is None:
             continue
         try:
