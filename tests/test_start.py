@@ -53,7 +53,7 @@ def test_some_ranks_alone_do_not_connect() -> None:
             attempts.Attempt(group).meet("make")
         return str(caught.value)
 
-    current: Any = SimpleNamespace(store=store, count_in=lambda *_: 0)
+    current: Any = SimpleNamespace(store=store, count=lambda *_: 0)
     with mock.patch.object(state, "current", return_value=current), ThreadPoolExecutor(2) as pool:
         found = [*pool.map(meet, (0, 1)), meet(2)]
     assert set(found) == {"group 'a': connecting timed out: rank 6 did not come within 1 s"}

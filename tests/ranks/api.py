@@ -179,8 +179,8 @@ def equal_names() -> None:
         part = mcr_dl.split_group(half, [[0, 1]], group_desc="the same", backend=backend)
         errors.good_call(backend, part)
     if me in (1, 2):
-        for again in (False, True):  # rank 2 without its counters, as a process that takes a lost rank's place
-            with mock.patch.dict(state.current().counters, clear=again and me == 2):
+        for again in (False, True):  # rank 2 without its counts, as a process that takes a lost rank's place
+            with mock.patch.dict(state.current().counts, clear=again and me == 2):
                 local = mcr_dl.new_group([1, 2], use_local_synchronization=True)
                 errors.good_call("gloo", local)
     mcr_dl.barrier()
@@ -288,7 +288,7 @@ def monitored_barrier() -> None:
             time.sleep(0.1)
         else:
             time.sleep(2)
-            mcr_dl.runtime.state.current().count("default")  # it has missed one
+            mcr_dl.runtime.state.current().count("barrier")  # it has missed one
         mcr_dl.barrier()
     mcr_dl.monitored_barrier(wait_all_ranks=True)
 

@@ -88,7 +88,7 @@ def monitored_barrier() -> None:
             expect(InvalidArgumentError, lambda: mcr_dl.monitored_barrier(timeout=0), "timeout")
         else:
             expect(CollectiveTimeoutError, lambda: mcr_dl.monitored_barrier(timeout=0.3), "ranks 0 did not come")
-    store, number = state.current().store, state.current().counters["default"]
+    store, number = state.current().store, state.current().counts["default"]["barrier"]
     store.set(f"{where}/{number}/1", "here")  # as of a barrier that only rank 1 has reached
     mcr_dl.barrier()
     for _ in range(2):

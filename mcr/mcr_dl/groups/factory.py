@@ -113,6 +113,7 @@ def _drained(group: _C.Group) -> bool:
 def end_group(group: _C.Group) -> None:
     """End a group other than the default one, once its started operations are complete, or after ``patience``."""
     watch.refuse_fork()
+    state.current().forget_counts(group)
     try:
         drained = _drained(group)
     finally:

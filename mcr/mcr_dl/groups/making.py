@@ -186,7 +186,7 @@ def _count_parts(parent: _C.Group) -> int:
 
     Count before anything can fail on this rank alone: later parts have equal names then.
     """
-    return state.current().count(f"split {parent.name()}")
+    return state.current().count("split", parent.name())
 
 
 def _parts(

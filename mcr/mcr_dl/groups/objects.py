@@ -232,7 +232,8 @@ def monitored_barrier(
     current = state.current()
     members = handles.core_group(group)
     name = f"monitored_barrier/{members.ranks[0]}/{members.name()}"
-    number = current.count(members.name())  # before anything can fail on this rank alone: the next barrier has a number
+    # Before anything can fail on this rank alone: the next barrier has another number.
+    number = current.count("barrier", members.name())
     limit = members.timeout if timeout is None else _C.timeout(timeout)
     key = f"{name}/{number}"
     mine = f"{key}/{members.rank()}"
@@ -262,11 +263,11 @@ def monitored_barrier(
 def _delete_earlier(name: str, members: _C.Group, number: int) -> None:
     """Delete the keys of all barriers before this one, to which all ranks have come: they have left those."""
     current = state.current()
-    done = f"{name} deleted"
-    for earlier in range(current.counters.get(done, 0), number):
+    counts = current.counts.get(members.name(), {})  # none if another thread has ended the group
+    for earlier in range(counts.get("barriers deleted", 0), number):
         for each in (*range(members.size()), "missing"):
             current.store.delete_key(f"{name}/{earlier}/{each}")
-    current.counters[done] = number
+    counts["barriers deleted"] = number
 
 
 def _missing(key: str, members: _C.Group, limit: timedelta, wait_all_ranks: bool) -> list[int]:

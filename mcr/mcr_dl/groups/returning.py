@@ -28,7 +28,7 @@ _AGAIN = 60.0  # seconds after which a process that was found and not taken appl
 _DISMISSED = "-"  # in the place of the name of an attempt
 # The parts of State that the ranks have agreed on, in JSON's types.
 _AGREED = (
-    "job", "backends", "asked", "candidates", "staging", "topology", "arranged", "groups_made", "counters", "detail",
+    "job", "backends", "asked", "candidates", "staging", "topology", "arranged", "groups_made", "detail",
 )  # fmt: skip
 
 
@@ -51,6 +51,7 @@ class Answer:
     limit: int  # of the new group, in milliseconds
     timeout: int  # the default group's, in milliseconds
     agreed: dict[str, Any]
+    counts: dict[str, dict[str, int]]  # of the groups that the process knows, by their names
     passes: list[Any]  # their terms
     knowledge: dict[str, Any]
     alarm: int
@@ -130,6 +131,7 @@ def answer(current: state.State, applicant: Applicant, name: str, forming: dict[
         limit // timedelta(milliseconds=1),
         current.default_timeout // timedelta(milliseconds=1),
         {key: getattr(current, key) for key in _AGREED},
+        {group: current.counts[group] for group in ("default", forming["name"])},
         chain.terms_of(current.passes),
         choice.answer_of(current.knowledge),
         former.alarm,
@@ -191,6 +193,7 @@ def begin(
     current = state.begin(launch, store, limit, [], device)
     for key in _AGREED:
         setattr(current, key, answer.agreed[key])
+    current.counts = answer.counts
     watch.set_job(current.job)
     current.passes = passes
     current.grid = dimensions.grid_of(current.topology, launch.size)

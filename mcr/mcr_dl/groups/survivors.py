@@ -317,7 +317,7 @@ class Forming:
 
     def _next(self) -> tuple[str, _Steps]:
         while True:
-            name = f"{self.name}/survivors-{state.current().count(f'survivors {self.name}')}"
+            name = f"{self.name}/survivors-{state.current().count('survivors', self.name)}"
             steps = self._steps(name)
             if not steps.is_over("left"):
                 return name, steps

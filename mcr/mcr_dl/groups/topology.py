@@ -153,7 +153,7 @@ def set_topology(
     """
     members = handles.core_group(group)
     current = state.current()
-    turn = current.count(f"topology {members.name()}")
+    turn = current.count("topology", members.name())
     value: dict[str, Any] = {"document": None, "problem": "", "turn": turn, "given": False}
     given: dict[str, _C.Group] = {}
     try:

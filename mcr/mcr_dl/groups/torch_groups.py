@@ -367,7 +367,6 @@ def on_shutdown(group: _C.Group) -> None:
                 torch_dist.destroy_process_group()
             raise
     else:
-        state.current().forget_counts(group)
         factory.end_group(group)
 
 
@@ -405,7 +404,7 @@ def split(parent: _C.Group, ranks: Sequence[int], timeout: timedelta, options: A
     members = [parent.ranks[rank] for rank in ranks]
     text = "_".join(map(str, members))
     part = text if len(text) <= _LONGEST else hashlib.sha256(text.encode()).hexdigest()[:16]
-    turn = state.current().count(f"torch split {parent.name()} {part}")
+    turn = state.current().count(f"torch split {part}", parent.name())
     names = [] if _named(options) == inherited else _chosen(options)
     if not names or names == list(parent.backends):
         names = lines.that_fit(parent.backends, members)

@@ -43,7 +43,7 @@ class Attempt:
         """
         current = state.current()
         self.group, self._outer = group, outer
-        self._turn: int = current.count_in(group, "connect") if outer is None else outer._turn
+        self._turn: int = current.count("connect", group.name()) if outer is None else outer._turn
         self._key = f"{group.name()}/{group.ranks[0]}/{self._turn}"  # parts of one group may share a name
         self._store = torch_dist.PrefixStore(self.name("attempt"), current.store)
 

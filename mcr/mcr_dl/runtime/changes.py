@@ -180,7 +180,7 @@ class _Exchange:
     def __post_init__(self) -> None:
         current = state.current()
         members = f"{self.group.name()}/{self.group.ranks[0]}"  # parts of one group may share a name
-        self._turn = current.count_in(self.group, "change")
+        self._turn = current.count("change", self.group.name())
         store = torch_dist.PrefixStore(f"change/{members}", current.store)
         self._round = Round(store, str(self._turn), self.group.rank(), self.group.size())
 

@@ -19,7 +19,6 @@ from mcr_dl.runtime import dimensions, rates
 from mcr_dl.tables import choice
 
 DEFAULT_TIMEOUT: timedelta = torch_dist.default_pg_timeout
-_COUNTED = ("connect", "change")  # in each group
 
 
 class Planner(Protocol):
@@ -59,7 +58,7 @@ class State:
     groups_made: int = 0
     belongings: dict[str, Belongings] = field(default_factory=dict)  # by group, see ``of``
     passes: list[Any] = field(default_factory=list)  # specifications for every new group
-    counters: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)  # by group, see ``count``
     topology: dict[str, Any] | None = None  # the document that the user gave
     arranged: dict[str, Any] | None = None  # the document of the default group's topology, once it was set
     grid: _C.Topology | None = None  # the one that the user gave; None: derived from the hosts
@@ -113,23 +112,24 @@ class State:
         for shadow in self.with_shadows(group)[1:]:  # stripes in a dimension compute their shares from the costs
             choice.tune(shadow, self.knowledge, derived=True)
 
-    def count(self, key: str) -> int:
-        """Count the uses of a key: equal on all ranks that use it equally often."""
-        self.counters[key] = self.counters.get(key, -1) + 1
-        return self.counters[key]
+    def count(self, what: str, group: str = "default") -> int:
+        """Count the uses of something in a group: equal on all ranks that use it equally often.
 
-    def count_in(self, group: _C.Group, what: str) -> int:
-        """As ``count``, for one of ``_COUNTED`` in a group. Parts of one group may share a name."""
-        return self.count(f"{what} {group.name()}/{group.ranks[0]}")
+        The default group has the counts of the job, too.
+        """
+        counts = self.counts.setdefault(group, {})
+        counts[what] = counts.get(what, -1) + 1
+        return counts[what]
 
     def forget_counts(self, group: _C.Group) -> None:
         """Drop the counts of a group that ends, and of the groups that belong to it, as no later ones get their names.
 
         Groups of passes and candidates that end before it keep their counts: later ones of the group get their names.
+        So does a group that has lost a rank: it may not be closed, and others can still be made of its members.
         """
-        for each in self.with_shadows(group):
-            for what in _COUNTED:
-                self.counters.pop(f"{what} {each.name()}/{each.ranks[0]}", None)
+        if _C.lost(group._label) is None:
+            for each in self.with_shadows(group):
+                self.counts.pop(each.name(), None)
 
     def count_at_store(self, key: str) -> int:
         """Count at the store, where a process that takes a lost rank's place continues that rank's count."""
