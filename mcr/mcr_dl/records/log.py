@@ -126,8 +126,7 @@ OFF = (
 
 def is_on() -> bool:
     """Whether some group has the log among its passes. If it is off, views without records say so (``OFF``)."""
-    groups = [group for name, group in state.current().groups.items() if not state.is_shadow(name)]
-    return any(station.name == PASS for group in groups for station in _C.passes(group))
+    return any(station.name == PASS for group in state.current().program_groups() for station in _C.passes(group))
 
 
 def reset() -> None:

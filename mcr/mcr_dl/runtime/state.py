@@ -96,13 +96,17 @@ class State:
     def add_shadow(self, owner: str, group: _C.Group) -> None:
         """Add a group that belongs to another group, and ends with it."""
         group._derive()
-        self.groups[group.name()] = self.of(owner).shadows[group.name()] = group
         self.of(group.name()).owner = owner
+        self.groups[group.name()] = self.of(owner).shadows[group.name()] = group
 
     def with_shadows(self, group: _C.Group) -> list[_C.Group]:
         """A group and the groups that its passes and candidates use."""
         shadows = list(self.of(group.name()).shadows.values())
         return [group, *(each for shadow in shadows for each in self.with_shadows(shadow))]
+
+    def program_groups(self) -> list[_C.Group]:
+        """The groups that belong to no other group: their passes are the program's."""
+        return [group for name, group in list(self.groups.items()) if self.of(name).owner is None]
 
     def tune(self, group: _C.Group) -> None:
         """Give a connected group its candidates and its costs, as far as the job's are known."""
@@ -203,8 +207,3 @@ def living() -> list[_C.Group]:
 def backends_in_use() -> list[str]:
     """The backends of all groups: the job's, and those that only some groups have."""
     return list(dict.fromkeys([*current().backends, *(name for group in living() for name in group.backends)]))
-
-
-def is_shadow(name: str) -> bool:
-    """Whether a group of that name belongs to another group."""
-    return _current is not None and _current.of(name).owner is not None

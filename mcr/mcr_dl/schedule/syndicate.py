@@ -137,8 +137,7 @@ class Syndicate:
         """Plan the calls of all groups from now on, and of those made later."""
         current = state.current()
         # Without those of dropped ByteSchedulers; the ranks that still have these refuse.
-        living = [group for group in state.living() if not chain.is_abandoned(group)]
-        groups = [group for group in living if not state.is_shadow(group.name())]
+        groups = [group for group in current.program_groups() if not chain.is_abandoned(group)]
         problem: McrError | None = None
         try:
             self._require_possible(groups)

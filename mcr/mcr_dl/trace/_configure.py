@@ -99,19 +99,15 @@ def _no_shadow(suffix: str, *, rest: bool = False) -> _C.Group:
     raise AssertionError(f"the log asked for a group {suffix!r} (rest={rest})")
 
 
-def _groups() -> list[_C.Group]:
-    """The groups whose passes are the program's."""
-    return [group for name, group in state.current().groups.items() if not state.is_shadow(name)]
-
-
 def _with_log() -> list[_C.Group]:
     """The groups that have a log."""
-    return [group for group in _groups() if any(station.name == Log.name for station in _C.passes(group))]
+    groups = state.current().program_groups()
+    return [group for group in groups if any(station.name == Log.name for station in _C.passes(group))]
 
 
 def _require_in_front() -> None:
     """Raise UnsupportedError if a group has a log behind ``fuse``, which keeps the passes behind it."""
-    for group in _groups():
+    for group in state.current().program_groups():
         names = [station.name for station in _C.passes(group)]
         if Log.name in names and Fuse.name in names[: names.index(Log.name)]:
             message = (
@@ -124,7 +120,7 @@ def _require_in_front() -> None:
 def put(specification: Log | None) -> None:
     """Make it the first pass of every group, replacing an existing log; None: no log."""
     current = state.current()
-    for group in _groups():
+    for group in current.program_groups():
         kept = [station for station in _C.passes(group) if station.name != Log.name]
         _C.set_passes(group, kept if specification is None else [specification.make(group, _no_shadow), *kept])
     others = [each for each in current.passes if each.name != Log.name]
