@@ -20,7 +20,7 @@ from mcr_dl.base import agreement, blocks, launcher
 from mcr_dl.base.errors import CollectiveTimeoutError, PeerLostError
 from mcr_dl.groups import survivors
 from mcr_dl.libraries import c10d, pmi
-from mcr_dl.runtime import lives, rounds, startup
+from mcr_dl.runtime import lives, meetings, rounds, startup
 from mcr_dl.tables import choice
 from mcr_dl.trace import _clock
 
@@ -267,16 +267,26 @@ def test_a_round_leaves_no_keys(store: torch_dist.Store, length: int) -> None:
     assert parts[0].close()
     parts[0].answer(late)
     for part in parts[:2]:
-        assert part.result() == late.encode()
+        assert part.result() == late
         part.leave()
     parts[2].arrive(here)
-    assert parts[2].result() == late.encode()
+    assert parts[2].result() == late
     parts[2].leave()
     assert store.num_keys() == 0
     for part in [rounds.Round(store, "6", rank, 3, values="value/6") for rank in range(2)]:  # the third never arrives
         assert not part.arrive("here")
         part.withdraw()
     assert store.num_keys() == 0
+
+
+def test_a_rank_that_goes_on_to_the_next_meeting(store: torch_dist.Store) -> None:
+    """One that was interrupted while it waited: the others do not take its next value for this one."""
+    mine = meetings.Meetings(store, "name", 0, 2)
+    for turn in ("0", "1"):
+        rounds.Round(mine._store, turn, 1, 2).arrive({"what": "call", "value": 1})
+    assert mine.meet("call", 1, sum, 10.0) is None
+    assert mine.problem == "expected all ranks to wait for the others, got another meeting on rank 1"
+    assert mine.meet("call", 1, sum, 10.0) == 2
 
 
 def test_a_value_of_all_ranks_for_mpi(store: torch_dist.Store) -> None:

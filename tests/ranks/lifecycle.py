@@ -26,7 +26,7 @@ from mcr_dl import (
 from mcr_dl.base import launcher
 from mcr_dl.libraries import registry
 from mcr_dl.measure.start import own_core
-from mcr_dl.runtime import attempts, core_groups
+from mcr_dl.runtime import core_groups, rounds
 from mcr_dl.testing.expect import expect
 from ranks import errors, session
 
@@ -251,7 +251,8 @@ def group_after_an_interrupt() -> None:
     last = world.size() - 1
     make = functools.partial(core_groups.make, "again", list(world.ranks), ["gloo"], world.timeout)
     if world.rank() == last:
-        with mock.patch.object(attempts, "poll", side_effect=KeyboardInterrupt), contextlib.suppress(KeyboardInterrupt):
+        interrupted = mock.patch.object(rounds.Round, "conclude", side_effect=KeyboardInterrupt)
+        with interrupted, contextlib.suppress(KeyboardInterrupt):
             raise AssertionError(f"made {make()}")
     else:
         expect(BackendUnavailableError, make, f"cannot be made: rank {last}: KeyboardInterrupt")

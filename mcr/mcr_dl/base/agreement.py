@@ -183,9 +183,13 @@ def _agreed(store: torch_dist.Store, rank: int, size: int, key: str, decide: Cal
     return answer["value"]
 
 
-def require_equal(name: str, values: list[Any]) -> None:
-    """Raise InvalidArgumentError that names the first rank whose value differs from rank 0's."""
-    for rank, value in enumerate(values):
+def require_equal(name: str, values: list[Any], ranks: Sequence[int] | None = None) -> None:
+    """Raise InvalidArgumentError that names the first rank whose value differs from the first rank's.
+
+    ``ranks``: the global ranks, in the order of the values; by default these are all ranks of the job.
+    """
+    for rank, value in zip(ranks or range(len(values)), values, strict=True):
         if value != values[0]:
-            message = f"{name}: expected the same on all ranks, got {values[0]} on rank 0 and {value} on rank {rank}"
+            first = f"{values[0]} on rank {ranks[0] if ranks else 0}"
+            message = f"{name}: expected the same on all ranks, got {first} and {value} on rank {rank}"
             raise InvalidArgumentError(message)

@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from typing import Any
 
 import torch.distributed as torch_dist
 
-from mcr_dl import _C
+from mcr_dl import _C, watch
 from mcr_dl.base import agreement
 from mcr_dl.base.errors import (
     BackendUnavailableError,
@@ -19,13 +20,14 @@ from mcr_dl.base.errors import (
     text_of,
 )
 from mcr_dl.runtime import state
-from mcr_dl.runtime.rounds import Round, poll
+from mcr_dl.runtime.meetings import value_or_problem
+from mcr_dl.runtime.rounds import PATIENCE, Decide, Round, poll
 from mcr_dl.runtime.watched_store import WatchedStore, require_all_ranks
 from mcr_dl.watch import ranks_text
 
 _LONGEST = 0.01  # seconds between two looks at the store
-_ANSWER = 5.0  # seconds for the answer of the last member to come
 _NEXT = 1.0  # seconds for the others to come to the next group
+_NAMED = 8  # missing ranks whose places an error has, at most
 _FAILED = "failed"  # the key of a member's error
 
 
@@ -33,7 +35,7 @@ class Attempt:
     """One attempt of a group's members to connect it. It has the same number on all of them.
 
     A member that fails alone leaves its error at the store, where the waits of the others look: they would wait for it
-    until the timeout, in a meeting or inside a library.
+    until the timeout, at the store or inside a library.
     """
 
     def __init__(self, group: _C.Group, outer: Attempt | None = None) -> None:
@@ -99,33 +101,47 @@ class Attempt:
     def meet(self, what: str, backends: Sequence[str] = ()) -> None:
         """Return when all members are here with the same backends; a member that has failed does not come.
 
-        A member may still wait for an earlier call before it comes. Raises as ``check``; on all members
-        InvalidArgumentError if their backends differ, and CollectiveTimeoutError if one does not come within the
-        group's timeout.
+        Raises as ``agree``; InvalidArgumentError if their backends differ.
+        """
+        self.agree(what, ", ".join(backends), partial(agreement.require_equal, "backend", ranks=self.group.ranks))
+
+    def agree(self, what: str, value: Any, decide: Decide, *, locate: bool = False) -> Any:
+        """The result of ``decide`` on the members' values, which runs on one of them, once all are here.
+
+        A member may still wait for an earlier call before it comes. ``what``: another name for each agreement of the
+        attempt. ``locate``: the error of a timeout says where the missing ranks are.
+
+        Raises as ``check``; on all members InvalidArgumentError if ``decide`` raises an error, and
+        CollectiveTimeoutError if one does not come within the group's timeout.
         """
         group = self.group
         if group.size() == 1:
-            return
+            return decide([value])
         store = torch_dist.PrefixStore(self.name(what), state.current().store)
-        meeting = Round(store, "0", group.rank(), group.size())
-        if meeting.arrive(agreement.encode(", ".join(backends))):
-            meeting.answer(agreement.encode(_answer(group, meeting)))
-        limit, check = group.timeout.total_seconds(), partial(self.check, meeting.answered)
-        there = poll(meeting.answered, limit, _LONGEST, check, size=group.size())
-        if not there and meeting.close():
-            absent = [rank for rank, value in zip(group.ranks, meeting.values(), strict=True) if value is None]
-            who = ranks_text(absent) if absent else "some ranks"
-            meeting.answer(agreement.encode({"late": f"{who} did not come within {limit:g} s"}))
-        elif not there and not poll(meeting.answered, _ANSWER, _LONGEST, check, size=group.size()):
+        this_round = Round(store, "0", group.rank(), group.size())
+        limit, check = group.timeout.total_seconds(), partial(self.check, this_round.answered)
+
+        def give_up(values: list[Any]) -> dict[str, str]:
+            absent = [rank for rank, each in zip(group.ranks, values, strict=True) if each is None]
+            text = f"{ranks_text(absent) if absent else 'some ranks'} did not come within {limit:g} s"
+            where = watch.locate(text, absent[:_NAMED]) if locate else ""
+            return {"late": f"{text}. Not arrived: {where}" if where else text}
+
+        def wait(closed: bool) -> bool:
+            return poll(this_round.answered, PATIENCE if closed else limit, _LONGEST, check, size=group.size())
+
+        last = this_round.arrive(value)
+        answer = this_round.conclude(last, lambda values: value_or_problem(partial(decide, values)), give_up, wait)
+        if answer is None:
             raise CollectiveTimeoutError(
                 f"group {group.name()!r}: connecting timed out: no answer of the last rank to come"
             )
-        answer = agreement.decode(meeting.result(), f"the answer for group {group.name()!r}")
-        meeting.leave()
+        this_round.leave()
         if "late" in answer:
             raise CollectiveTimeoutError(f"group {group.name()!r}: connecting timed out: {answer['late']}")
-        if "differ" in answer:
-            raise InvalidArgumentError(f"group {group.name()!r}: {answer['differ']}")
+        if "problem" in answer:
+            raise InvalidArgumentError(f"group {group.name()!r}: {answer['problem']}")
+        return answer["value"]
 
 
 def function() -> str:
@@ -153,13 +169,3 @@ def next_name(key: str, name: Callable[[int], str], first: int) -> str:
         given_up = has(number, "answer/0")  # without this rank, there is no other answer
         if not given_up or not poll(partial(has, number + 1, "come/0"), _NEXT, _LONGEST):
             return name(number)
-
-
-def _answer(group: _C.Group, meeting: Round) -> dict[str, str]:
-    """The answer of the last member to come: equal on all, as one gives it."""
-    values = [agreement.decode(value or b"", "a member's part in the meeting") for value in meeting.values()]
-    for rank, names in zip(group.ranks, values, strict=True):
-        if names != values[0]:
-            first = f"{values[0]} on rank {group.ranks[0]}"
-            return {"differ": f"backend: expected the same on all ranks, got {first} and {names} on rank {rank}"}
-    return {}

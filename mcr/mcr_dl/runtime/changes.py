@@ -8,8 +8,8 @@ last rank to arrive decides for all, so that either all ranks make the change or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +17,6 @@ from typing import Any
 import torch.distributed as torch_dist
 
 from mcr_dl import _C, watch
-from mcr_dl.base import agreement
 from mcr_dl.base.errors import (
     BackendError,
     BackendUnavailableError,
@@ -28,11 +27,10 @@ from mcr_dl.base.errors import (
     PeerLostError,
 )
 from mcr_dl.runtime import state
-from mcr_dl.runtime.rounds import Round, poll
+from mcr_dl.runtime.rounds import PATIENCE, Decide, Round, poll
 from mcr_dl.runtime.watched_store import require_all_ranks
 
 _LONGEST = 0.1  # seconds between two checks for the answer
-_PATIENCE = 15.0  # seconds for the rank that writes the answer, which may ask the others where they are
 _KINDS = (
     BackendError,
     BackendUnavailableError,
@@ -42,8 +40,6 @@ _KINDS = (
     PeerLostError,
 )
 _ERRORS = {kind.__name__: kind for kind in _KINDS}
-
-Decide = Callable[[list[Any]], Any]
 
 
 def agree(
@@ -186,52 +182,34 @@ class _Exchange:
 
     def answer(self, mine: dict[str, Any], *, leave: bool) -> dict[str, Any]:
         """Return the answer that all ranks get."""
-        if self._round.arrive(agreement.encode({"turn": self._turn, **mine})):
-            self._finish(self._decided())
-            if self._turn > 0:
-                self._round.forget(str(self._turn - 1))
-        elif not self._appears(self.group.timeout.total_seconds()):
-            if self._round.close():
-                self._finish({"error": [CollectiveTimeoutError.__name__, self._late()]})
-            elif not self._appears(_PATIENCE):
-                raise CollectiveTimeoutError(f"{self._name()} timed out: the last rank to come has not answered")
-        answer: dict[str, Any] = agreement.decode(self._round.result(), f"{self._name()}: the answer")
+        last = self._round.arrive(mine)
+        answer: dict[str, Any] | None = self._round.conclude(last, self._decided, self._late, self._wait)
+        if answer is None:
+            raise CollectiveTimeoutError(f"{self._name()} timed out: the last rank to come has not answered")
+        if last and self._turn > 0:
+            self._round.forget(str(self._turn - 1))
         if leave:
-            # Some stores cannot delete keys, and one may end with a rank that goes on: the change has been made.
-            with suppress(*agreement.STORE_ERRORS):
-                self._round.leave()
+            self._round.leave()
         return answer
 
     def _name(self) -> str:
         return f"{self.what} (group {self.group.name()!r})"
 
-    def _finish(self, answer: dict[str, Any]) -> None:
-        self._round.answer(agreement.encode(answer))
-
-    def _appears(self, limit: float) -> bool:
-        """Whether an answer appears within ``limit`` seconds."""
+    def _wait(self, closed: bool) -> bool:
+        limit = PATIENCE if closed else self.group.timeout.total_seconds()
         check = partial(require_all_ranks, self.group._label, self._name())
         return poll(self._round.answered, limit, _LONGEST, check, size=self.group.size())
 
-    def _values(self) -> list[Any]:
-        """The values by rank; None for a rank that has not arrived at this change."""
-        found = [
-            {"turn": -1} if text is None else agreement.decode(text, f"value/{rank}")
-            for rank, text in enumerate(self._round.values())
-        ]
-        return [value if value["turn"] == self._turn else None for value in found]
-
-    def _decided(self) -> dict[str, Any]:
-        values = self._values()
+    def _decided(self, values: list[Any]) -> dict[str, Any]:
         if None in values:  # a rank was interrupted while it waited
             text = f"{self._name()}: expected all ranks to wait for the others, got another change on rank "
             return {"error": [InvalidArgumentError.__name__, f"{text}{values.index(None)}"]}
         return _answer_of(self.group, self.decide, values)
 
-    def _late(self) -> str:
-        ranks = [rank for rank, value in enumerate(self._values()) if value is None]
+    def _late(self, values: list[Any]) -> dict[str, Any]:
+        ranks = [rank for rank, value in enumerate(values) if value is None]
         who = watch.ranks_text([self.group.ranks[rank] for rank in ranks]) if ranks else "some ranks"
         seconds = self.group.timeout.total_seconds()
         text = f"{self._name()} timed out: {who} did not come within the timeout of {seconds * 1000:.0f} ms"
         made, _ = _C.newest_collective(self.group)
-        return watch.explain(text, self.group._label, made, True, True)
+        return {"error": [CollectiveTimeoutError.__name__, watch.explain(text, self.group._label, made, True, True)]}

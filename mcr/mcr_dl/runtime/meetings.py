@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch.distributed as torch_dist
@@ -16,17 +17,14 @@ from mcr_dl.base import agreement
 from mcr_dl.base.errors import BackendError, CollectiveTimeoutError, InvalidArgumentError, McrError, PeerLostError
 from mcr_dl.libraries.pmi import own_connection
 from mcr_dl.runtime import state
-from mcr_dl.runtime.rounds import Round, poll
+from mcr_dl.runtime.rounds import PATIENCE, Decide, Round, poll
 from mcr_dl.watch import ranks_text
 
 _log = logging.getLogger("mcr_dl")
 _LONGEST = 0.01  # seconds between two looks at the store
 _NEXT = 1.0  # seconds for the others to come to the next meeting
 _NAMED = 8  # missing ranks in an error, at most
-_ANSWER = 15.0  # seconds for the answer of the last rank to come
 _NOTICE = 1.0  # seconds from the end of the store to the notice of a rank that has ended with it
-
-Decide = Callable[[list[Any]], Any]
 
 
 def value_or_problem(make: Callable[[], Any]) -> dict[str, Any]:
@@ -106,43 +104,35 @@ class Meetings:
     def _meet(self, what: str, value: Any, decide: Decide, patience: float) -> Any:
         while True:
             turn, self._turn = self._turn, self._turn + 1
-            mine = {"turn": turn, "what": what, "value": value}
+            mine = {"what": what, "value": value}
             if self._size == 1:
                 return self._result(self._answer(decide, [mine]))
-            meeting = Round(self._store, str(turn), self._rank, self._size)
-            last = meeting.arrive(agreement.encode(mine))
-            self.undecided = not meeting.late
-            if not meeting.late:
+            this_round = Round(self._store, str(turn), self._rank, self._size)
+            last = this_round.arrive(mine)
+            self.undecided = not this_round.late
+            if not this_round.late:
                 break
             # The others' calls may wait for this rank: it waits for them only if they come now.
             if not poll(self._others_come, self._next_in, _LONGEST, size=self._size):
                 others = [rank for rank in range(self._size) if rank != self._rank]
                 return self._result({"problem": "this rank came too late", "absent": others})
-        if last:
-            values = [agreement.decode(text or b"null", "a rank's value") for text in meeting.values()]
-            meeting.answer(agreement.encode(self._answer(decide, values)))
-            if turn > 0:
-                meeting.forget(str(turn - 1))
-        elif not self._until(meeting.answered, patience, watch.lost):
-            if meeting.close():
-                meeting.answer(agreement.encode(self._given_up(meeting, turn, patience)))
-            elif not self._until(meeting.answered, _NOTICE if watch.lost() else _ANSWER):
-                _require_all_ranks()
-                message = f"{self._name}: the last rank to come to an agreement timed out"
-                raise CollectiveTimeoutError(message)
-        answer = agreement.decode(meeting.result(), f"{self._name}: the answer")
+
+        def wait(closed: bool) -> bool:
+            if closed:
+                return poll(this_round.answered, _NOTICE if watch.lost() else PATIENCE, _LONGEST, size=self._size)
+            return poll(this_round.answered, patience, _LONGEST, watch.lost, size=self._size)
+
+        answer = this_round.conclude(last, partial(self._answer, decide), partial(_given_up, patience), wait)
+        if answer is None:
+            _require_all_ranks()
+            raise CollectiveTimeoutError(f"{self._name}: the last rank to come to an agreement timed out")
+        if last and turn > 0:
+            this_round.forget(str(turn - 1))
         self.undecided = False
         return self._result(answer)
 
     def _others_come(self) -> bool:
         return bool(self._store.check([f"come/{self._turn}"]))
-
-    def _given_up(self, meeting: Round, turn: int, patience: float) -> dict[str, Any]:
-        """The answer of a meeting to which not all ranks came."""
-        values = [agreement.decode(text or b"null", "a rank's value") for text in meeting.values()]
-        absent = [rank for rank, value in enumerate(values) if value is None or value["turn"] != turn]
-        problem = "; ".join(watch.lost().values()) or f"{ranks_text(absent)} did not come within {patience:g} s"
-        return {"problem": problem, "absent": absent}
 
     def _result(self, answer: dict[str, Any]) -> Any:
         if "problem" in answer:
@@ -173,29 +163,21 @@ class Meetings:
             return bool(found)
 
         with self._explained():
-            if not self._until(posted, patience, watch.lost):
+            if not poll(posted, patience, _LONGEST, watch.lost, size=self._size):
                 return self.post(keys[0], otherwise)
             return agreement.decode(self._store.get(f"post/{found[0]}"), f"{self._name}: a decision")
 
     @staticmethod
     def _answer(decide: Decide, values: list[Any]) -> dict[str, Any]:
         def value() -> Any:
+            if None in values:  # a rank was interrupted while it waited
+                rank = values.index(None)
+                message = f"expected all ranks to wait for the others, got another meeting on rank {rank}"
+                raise InvalidArgumentError(message)
             agreement.require_equal("meeting", [each["what"] for each in values])
             return decide([each["value"] for each in values])
 
         return value_or_problem(value)
-
-    def _until(self, condition: Callable[[], bool], patience: float, end: Callable[[], Any] = lambda: False) -> bool:
-        """Whether a condition becomes true within so many seconds, and before ``end`` does."""
-        seen = False
-
-        def over() -> bool:
-            nonlocal seen
-            seen = condition()
-            return seen or bool(end())
-
-        poll(over, patience, _LONGEST, size=self._size)
-        return seen
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -208,6 +190,13 @@ class Meetings:
             poll(lambda: bool(watch.lost()), _NOTICE, _LONGEST)
             _require_all_ranks()
             raise BackendError(f"{self._name}: the job's store cannot be reached: {error}") from error
+
+
+def _given_up(patience: float, values: list[Any]) -> dict[str, Any]:
+    """The answer of a meeting to which not all ranks came."""
+    absent = [rank for rank, value in enumerate(values) if value is None]
+    problem = "; ".join(watch.lost().values()) or f"{ranks_text(absent)} did not come within {patience:g} s"
+    return {"problem": problem, "absent": absent}
 
 
 def _require_all_ranks() -> None:

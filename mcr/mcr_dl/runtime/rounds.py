@@ -5,14 +5,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch.distributed as torch_dist
 
 from mcr_dl.base import agreement
 
+PATIENCE = 15.0  # seconds for another rank's answer; that rank may ask the missing ones where they are
 _SHORTEST = 0.0001  # seconds between two looks
 _CLOSED = 1 << 40  # added to the counter of arrived ranks: it is too late
+
+Decide = Callable[[list[Any]], Any]
+"""Makes an answer of the ranks' values, in rank order; both of JSON's types."""
 
 
 def pause(passed: float, longest: float, size: int = 1) -> float:
@@ -27,30 +32,30 @@ def poll(
     condition: Callable[[], bool],
     limit: float,
     longest: float,
-    check: Callable[[], None] | None = None,
+    check: Callable[[], object] | None = None,
     *,
     size: int = 1,
 ) -> bool:
     """Whether a condition becomes true within ``limit`` seconds. Polls: a wait in the store would block other threads.
 
-    Between two looks it sleeps as ``pause`` says; ``size``: the number of ranks that look. ``check`` may raise.
+    Between two looks it sleeps as ``pause`` says; ``size``: the number of ranks that look. ``check`` may raise, and
+    ends the wait if its result is true.
     """
     begin = time.monotonic()
     while not condition():
         passed = time.monotonic() - begin
-        if check is not None:
-            check()
-        if passed > limit:
+        if (check is not None and check()) or passed > limit:
             return False
         time.sleep(pause(passed, longest, size))
     return True
 
 
 class Round:
-    """A rank's part in one answer. No method waits: the ranks poll ``answered``.
+    """A rank's part in one answer. Values and answers are of JSON's types, and not None.
 
-    A rank that stops waiting closes the round. One counter decides whether that came before the last rank, so that all
-    ranks know who answers: the last rank to arrive, or, in a closed round, the rank that closed it.
+    No method but ``conclude`` waits: the ranks poll ``answered``. A rank that stops waiting closes the round. One
+    counter decides whether that came before the last rank, so that all ranks know who answers: the last rank to arrive,
+    or, in a closed round, the rank that closed it.
     """
 
     def __init__(self, store: torch_dist.Store, key: str, rank: int, size: int, *, values: str = "value") -> None:
@@ -59,9 +64,9 @@ class Round:
         self.late = False  # this rank has arrived at a closed round
         self.counting = False  # this rank may have been counted, even if that has failed here
 
-    def arrive(self, value: str) -> bool:
+    def arrive(self, value: Any) -> bool:
         """Leave this rank's value; whether this rank is the last, and has to answer."""
-        agreement.leave(self._store, f"{self._values}/{self._rank}", value)
+        agreement.leave(self._store, f"{self._values}/{self._rank}", agreement.encode([self._key, value]))
         self.counting = True
         arrived = self._store.add(f"come/{self._key}", 1)
         self.late = arrived > _CLOSED
@@ -71,26 +76,44 @@ class Round:
         """Close the round; whether this rank has to answer, as not all ranks have arrived."""
         return bool(self._store.add(f"come/{self._key}", _CLOSED) < _CLOSED + self._size)
 
-    def values(self) -> list[bytes | None]:
-        """The values that are there, by rank."""
+    def values(self) -> list[Any]:
+        """The values by rank; None for a rank that is not there: it has not arrived, or is at another round by now."""
         keys = [f"{self._values}/{rank}" for rank in range(self._size)]
         missing = set(agreement.absent(self._store, keys))
         there = [key for rank, key in enumerate(keys) if rank not in missing]
-        found: dict[str, bytes] = dict(zip(there, self._store.multi_get(there), strict=True)) if there else {}
-        return [agreement.whole(self._store, key, found[key], key) if key in found else None for key in keys]
+        texts = self._store.multi_get(there) if there else []
+        found = {key: agreement.value_of(self._store, key, text, key) for key, text in zip(there, texts, strict=True)}
+        rounds = [found.get(key, [None, None]) for key in keys]
+        return [value if of == self._key else None for of, value in rounds]
 
-    def answer(self, text: str) -> None:
+    def answer(self, answer: Any) -> None:
         """Leave the answer for all ranks."""
-        agreement.leave(self._store, f"answer/{self._key}", text)
+        agreement.leave(self._store, f"answer/{self._key}", agreement.encode(answer))
 
     def answered(self) -> bool:
         """Whether the answer is there."""
         return bool(self._store.check([f"answer/{self._key}"]))
 
-    def result(self) -> bytes:
+    def result(self) -> Any:
         """The answer."""
         key = f"answer/{self._key}"
-        return agreement.whole(self._store, key, self._store.get(key), key)
+        return agreement.value_of(self._store, key, self._store.get(key), key)
+
+    def conclude(self, last: bool, decide: Decide, give_up: Decide, wait: Callable[[bool], bool]) -> Any:
+        """The answer, for a rank that has arrived, as the ``last`` one or not; None if it does not come.
+
+        The last rank answers with ``decide``. Others call ``wait(False)``, which returns whether the answer has come in
+        time. If not, they close the round: one answers with ``give_up``, unless the last rank has arrived; those that
+        do not answer call ``wait(True)`` for the answer of the one that does.
+        """
+        if last:
+            self.answer(decide(self.values()))
+        elif not wait(False):
+            if self.close():
+                self.answer(give_up(self.values()))
+            elif not wait(True):
+                return None
+        return self.result()
 
     def forget(self, key: str) -> None:
         """Delete the counter and the answer of an earlier round, which all ranks have read."""
@@ -104,7 +127,9 @@ class Round:
 
     def leave(self) -> None:
         """Where ranks may be several rounds apart: this rank has the answer. The last rank to have it deletes all."""
-        agreement.remove(self._store, f"{self._values}/{self._rank}")
-        if self._store.add(f"read/{self._key}", 1) == self._size:
-            self.forget(self._key)
-            self._store.delete_key(f"read/{self._key}")
+        # Some stores cannot delete keys, and one may end with a rank that goes on.
+        with suppress(*agreement.STORE_ERRORS):
+            agreement.remove(self._store, f"{self._values}/{self._rank}")
+            if self._store.add(f"read/{self._key}", 1) == self._size:
+                self.forget(self._key)
+                self._store.delete_key(f"read/{self._key}")

@@ -20,16 +20,15 @@ from typing import Any
 import torch.distributed as torch_dist
 
 from mcr_dl import _C
-from mcr_dl.base import agreement
+from mcr_dl.base.agreement import STORE_ERRORS
 from mcr_dl.libraries.pmi import own_connection
 from mcr_dl.runtime import state
-from mcr_dl.runtime.rounds import Round, pause
+from mcr_dl.runtime.rounds import PATIENCE, Round, pause
 
 _log = logging.getLogger("mcr_dl")
 _SHORTEST, _LONGEST = 0.0002, 0.02  # seconds between two checks for answers: the first while a call waits for one
 _IDLE = 3600.0  # seconds; the thread is woken by reports
 _LIMIT = 1.0  # seconds that a call waits for an agreement
-_PATIENCE = 15.0  # seconds for the answer of the last rank
 
 
 @dataclass
@@ -91,10 +90,9 @@ class _Agreements:
         store = torch_dist.PrefixStore(f"trials/{members}", self._store)
         place = group.rank(), group.size()
         one = _Open(report, Round(store, report.key, *place, values=f"value/{report.key}"), group.size())
-        value = agreement.encode({"what": report.what, "times": report.times()})
         try:
-            last = one.round.arrive(value)
-        except agreement.STORE_ERRORS as error:
+            last = one.round.arrive({"what": report.what, "times": report.times()})
+        except STORE_ERRORS as error:
             if one.round.counting:  # the store may have counted this rank, and the others may agree
                 report.fail(_lost(report, error))
                 return
@@ -104,9 +102,8 @@ class _Agreements:
             return
         try:
             if last:
-                answer = _answer(one.round.values(), max if report.largest_counts else min)
-                one.round.answer(agreement.encode(answer))
-        except agreement.STORE_ERRORS as error:
+                one.round.answer(_answer(one.round.values(), max if report.largest_counts else min))
+        except STORE_ERRORS as error:
             report.fail(_lost(report, error))
             return
         self._open.append(one)
@@ -115,7 +112,7 @@ class _Agreements:
         """Whether the report has its answer, or never gets one."""
         report, now = one.report, time.monotonic()
         if report.closed:  # no call needs the answer, and other ranks may never come
-            with contextlib.suppress(*agreement.STORE_ERRORS):
+            with contextlib.suppress(*STORE_ERRORS):
                 if one.round.answered():
                     one.round.leave()
                 else:
@@ -123,18 +120,17 @@ class _Agreements:
             return True
         try:
             if one.round.answered():
-                _finish(report, agreement.decode(one.round.result(), "trials: the answer"))
-                with contextlib.suppress(*agreement.STORE_ERRORS):  # the report has its answer
-                    one.round.leave()
+                _finish(report, one.round.result())
+                one.round.leave()
                 return True
             if not one.closed and report.awaited() > _LIMIT:
                 one.closed = now
                 if one.round.close():
-                    one.round.answer(agreement.encode({"late": True}))
-            if one.closed and now - one.closed > _PATIENCE:
+                    one.round.answer({"late": True})
+            if one.closed and now - one.closed > PATIENCE:
                 report.fail(_lost(report, "the last rank to come has not answered"))
                 return True
-        except agreement.STORE_ERRORS as error:
+        except STORE_ERRORS as error:
             report.fail(_lost(report, error))
             return True
         return False
@@ -144,16 +140,14 @@ def _lost(report: _C.TrialReport, reason: object) -> str:
     return f"trials (group {report.group!r}): whether the ranks have agreed is not known: {reason}"
 
 
-def _answer(values: list[bytes | None], choose: Callable[[tuple[int, ...]], int]) -> dict[str, Any]:
+def _answer(values: list[Any], choose: Callable[[tuple[int, ...]], int]) -> dict[str, Any]:
     """One time for each timed call, of those of the ranks; or what differs between the ranks."""
-    there = [value for value in values if value is not None]
-    if len(there) < len(values):  # the group has ended on another rank, which has withdrawn
+    if None in values:  # the group has ended on another rank, which has withdrawn
         return {"late": True}
-    decoded = [agreement.decode(value, f"value of rank {rank}") for rank, value in enumerate(there)]
-    for rank, value in enumerate(decoded):
-        if value["what"] != decoded[0]["what"]:
-            return {"different": [rank, value["what"], decoded[0]["what"]]}
-    candidates = zip(*(value["times"] for value in decoded), strict=True)
+    for rank, value in enumerate(values):
+        if value["what"] != values[0]["what"]:
+            return {"different": [rank, value["what"], values[0]["what"]]}
+    candidates = zip(*(value["times"] for value in values), strict=True)
     # A call that some rank has not timed counts for nothing.
     calls = [[(min(times), choose(times)) for times in zip(*ranks, strict=True)] for ranks in candidates]
     return {"times": [[time if least >= 0 else least for least, time in each] for each in calls]}
