@@ -11,6 +11,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as torch_dist
@@ -123,8 +124,14 @@ def ends_between(rank: str, at: str) -> None:
     names = "gloo,hier(shm,gloo)"
     if at == "group":
         dist.init_process_group("gloo", timeout=60)
+    connected = communicators._connected
+
+    def end(*given: Any) -> Any:
+        connected(*given)
+        os._exit(1)
+
     if int(rank) == RANK:
-        communicators._Together.agree = lambda *_: os._exit(1)  # type: ignore[method-assign]
+        mock.patch.object(communicators, "_connected", end).start()
     try:
         if at == "group":
             dist.new_group(backend=names)

@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import mcr_dl
 from mcr_dl import _C, BackendUnavailableError, InvalidArgumentError, NotInitializedError
 from mcr_dl.libraries import shm
-from mcr_dl.runtime import communicators, lines, state
+from mcr_dl.runtime import attempts, lines, state
 from mcr_dl.testing import checks
 from mcr_dl.testing.calls import Case
 from mcr_dl.testing.expect import expect
@@ -278,13 +278,13 @@ def without_memory() -> None:
     with _memory_for(1) if mcr_dl.get_rank() == 2 else nullcontext():  # the whole group, not a line of its topology
         expect(BackendUnavailableError, lambda: mcr_dl.new_group(backend="shm"), "no memory left")
     assert groups() == before
-    end = communicators._Together.end
-    with patch.object(communicators._Together, "end", autospec=True, side_effect=end) as ended:
+    agree = attempts.Attempt.agree
+    with patch.object(attempts.Attempt, "agree", autospec=True, side_effect=agree) as agreed:
         group = mcr_dl.new_group(backend=names)
-    (together,) = ended.call_args_list[0].args
-    keys = ["read", *(f"{key}/{each}" for key in together._keys for each in ("answer", mcr_dl.get_rank()))]
-    assert len(keys) > 1
-    assert [key for key in keys if together._store.check([key])] == []
+    parts = [each.args[0].name(each.args[1]) for each in agreed.call_args_list if each.args[1].startswith("part/")]
+    assert parts
+    keys = [f"{part}/{key}" for part in parts for key in (f"value/{mcr_dl.get_rank()}", "come/0", "answer/0", "read/0")]
+    assert [key for key in keys if current.store.check([key])] == []
     with _memory_for(1):
         expect(BackendUnavailableError, lambda: mcr_dl.set_passes(["compress"], group), "no memory left")
     mcr_dl.set_passes(["compress"], group)

@@ -15,7 +15,6 @@ from typing import Any
 import torch.distributed as torch_dist
 
 from mcr_dl import _C, watch
-from mcr_dl.base import agreement
 from mcr_dl.base.errors import (
     BackendUnavailableError,
     CollectiveTimeoutError,
@@ -24,7 +23,7 @@ from mcr_dl.base.errors import (
     PeerLostError,
 )
 from mcr_dl.libraries import registry
-from mcr_dl.runtime import attempts, lines, rates, startup, state
+from mcr_dl.runtime import lines, rates, startup, state
 from mcr_dl.runtime.attempts import Attempt, own_text
 from mcr_dl.runtime.watched_store import require_all_ranks
 
@@ -239,14 +238,12 @@ def _connect_hierarchy(attempt: Attempt, name: str, patience: float | None, leve
     inner, *outer = _C.Candidate(name).parts
     rows = lines.require(group.ranks, 1 + len(outer), f"backend: {name!r}", level)
     across = outer[0] if len(outer) == 1 else f"hier({','.join(outer)})"
-    together = _Together(attempt, name)
     parts: list[tuple[_C.Group | None, str]] = []
     for index, members in enumerate(_C.members_of_lines(rows, group.rank())):
         candidate = across if index == 1 else inner
         names = [*registry.with_parts(outer[-1:]), across] if index == 1 else registry.with_parts([inner])
-        made = together.part(f"{name}-{index}", members if len(members) > 1 else [], names, patience, level + 1)
+        made = _part(attempt, name, index, members if len(members) > 1 else [], names, patience, level + 1)
         parts.append((made, candidate))
-    together.end()
     group._connect_hierarchy(name, rows, parts)
 
 
@@ -263,10 +260,9 @@ def _connect_themis(attempt: Attempt, name: str, patience: float | None) -> None
     nodes = [current.knowledge.nodes[rank] for rank in group.ranks]
     parts, times = [], []
     barrier = partial(_C.barrier, group=group, backend=backends[-1])
-    together = _Together(attempt, name)
     for backend, index in zip(backends, inner_first, strict=True):
         names = registry.with_parts([backend])
-        made = together.part(f"{name}-{index}", grid.line(group.rank(), index), names, patience)
+        made = _part(attempt, name, index, grid.line(group.rank(), index), names, patience)
         assert made is not None  # the dimension has several ranks
         given = all(grid.dimensions[index][2:4])
         times.append([] if given else rates.measure(made, backend, barrier))
@@ -276,8 +272,7 @@ def _connect_themis(attempt: Attempt, name: str, patience: float | None) -> None
         columns = zip(inner_first, zip(*values, strict=True), strict=True)
         return [rates.agreed(*grid.dimensions[index][1:4], column, nodes) for index, column in columns]
 
-    answer = together.agree("rates", times, decide)
-    together.end()
+    answer = attempt.agree(f"rates/{name}", times, decide, locate=True)
     network = [rates.Row(*row) for row, _ in answer]
     try:
         group._connect_themis(name, [*network], grid.ranks, [exchanges for _, exchanges in answer], parts)
@@ -286,59 +281,39 @@ def _connect_themis(attempt: Attempt, name: str, patience: float | None) -> None
     current.of(group.name()).networks[name] = network
 
 
-class _Together:
-    """Makes the parts of a candidate over dimensions: each on all ranks of the group, or an error on all.
-
-    A rank that fails would leave the others waiting for it in the next dimension.
-    """
-
-    _keys: tuple[str, ...] = ()  # of the agreements so far
-
-    def __init__(self, attempt: Attempt, name: str) -> None:
-        self._attempt, self._group, self._name = attempt, attempt.group, name
-        self._store = attempt.store(f"dimensions/{name}")
-
-    def agree(self, key: str, value: Any, decide: Callable[[list[Any]], Any]) -> Any:
-        """As ``agreement.agree``, over the group. Raises also as ``Attempt.check``."""
-        group, function = self._group, attempts.function()
-        answer = agreement.agree(self._store, group.rank(), group.size(), key, value, decide, function=function)
-        self._keys = (*self._keys, key)
-        with contextlib.suppress(*agreement.STORE_ERRORS):  # some stores cannot delete keys
-            self._store.deleteKey(f"{key}/{group.rank()}")  # which rank 0 has read
-        return answer
-
-    def end(self) -> None:
-        """Leave nothing at the store, once all ranks are here and so have read the answers. Waits for nothing."""
-        with contextlib.suppress(*agreement.STORE_ERRORS):
-            if self._store.add("read", 1) == self._group.size():
-                for key in ("read", *(f"{each}/answer" for each in self._keys)):
-                    self._store.deleteKey(key)
-
-    def part(
-        self, title: str, members: list[int], names: Iterable[str], patience: float | None, level: int = 0
-    ) -> _C.Group | None:
-        """The connected group of these ranks of the group; None without ranks. Collective over the group.
-
-        ``level``: as for ``connect``.
-
-        Raises BackendUnavailableError on all ranks, with the cause, if one of them cannot connect. A rank that is lost
-        does not come to the agreement: the others find that by themselves.
-        """
-        made, problem = None, ""
-        try:
-            made = _part(self._attempt, title, members, names, patience, level) if members else None
-        except PeerLostError:
-            raise
-        except Exception as error:
-            problem = own_text(error)
-        told = self.agree(title, problem, partial(startup.problem_of, ranks=self._group.ranks))
-        if told:
-            self.end()
-            raise BackendUnavailableError(f"group {self._group.name()!r}: backend {self._name!r}: {told}")
-        return made
-
-
 def _part(
+    attempt: Attempt,
+    name: str,
+    index: int,
+    members: list[int],
+    names: Iterable[str],
+    patience: float | None,
+    level: int = 0,
+) -> _C.Group | None:
+    """A part of a candidate over dimensions: the connected group of these ranks of the group; None without ranks.
+
+    Collective over the group: on all of its ranks or, with an error, on none. A rank that fails would leave the others
+    waiting for it in the next dimension. ``index``: of the part, in the candidate ``name``; ``level``: as of
+    ``connect``.
+
+    Raises BackendUnavailableError on all ranks, with the cause, if one of them cannot connect. A rank that is lost does
+    not come to the agreement: the others find that by themselves.
+    """
+    group, title = attempt.group, f"{name}-{index}"
+    made, problem = None, ""
+    try:
+        made = _connected(attempt, title, members, names, patience, level) if members else None
+    except PeerLostError:
+        raise
+    except Exception as error:
+        problem = own_text(error)
+    told = attempt.agree(f"part/{title}", problem, partial(startup.problem_of, ranks=group.ranks), locate=True)
+    if told:
+        raise BackendUnavailableError(f"group {group.name()!r}: backend {name!r}: {told}")
+    return made
+
+
+def _connected(
     attempt: Attempt, title: str, members: list[int], names: Iterable[str], patience: float | None, level: int
 ) -> _C.Group:
     """A connected group of some ranks of a group, which ends with it. Collective over them."""
