@@ -238,10 +238,10 @@ def test_ranks_of_one_host_share_a_comparison_of_clocks() -> None:
 
 def test_many_ranks_look_less_often() -> None:
     """All of them together look up to ten thousand times a second."""
-    assert rounds.pause(10.0, 0.01, 2) == rounds.pause(10.0, 0.01) == 0.01
-    assert rounds.pause(0.0, 0.01, 2) == 0.0001
-    assert rounds.pause(100.0, 0.01, MANY) == 1.0
-    assert rounds.pause(0.0, 0.01, MANY) == 0.01
+    assert rounds.pause(10.0, 2) == rounds.pause(10.0) == 0.01
+    assert rounds.pause(0.0, 2) == 0.0001
+    assert rounds.pause(100.0, MANY) == 1.0
+    assert rounds.pause(0.0, MANY) == 0.01
 
 
 def test_a_rank_is_lost_after_the_timeout(store: torch_dist.Store) -> None:

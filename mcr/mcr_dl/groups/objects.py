@@ -284,4 +284,4 @@ def _appear(members: _C.Group, keys: list[str], limit: timedelta) -> bool:
     """Whether the keys appear at the store in time. Raises PeerLostError if the group has lost a rank."""
     store = state.current().store
     check = partial(require_all_ranks, members._label, f"monitored_barrier (group {members.name()!r})")
-    return poll(lambda: bool(store.check(keys)), limit.total_seconds(), _LONGEST, check)
+    return poll(lambda: bool(store.check(keys)), limit.total_seconds(), check, longest=_LONGEST)

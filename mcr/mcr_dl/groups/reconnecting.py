@@ -18,8 +18,6 @@ from mcr_dl.runtime import communicators, state
 from mcr_dl.runtime.rounds import poll
 from mcr_dl.runtime.watched_store import require_all_ranks
 
-_LONGEST = 0.01  # seconds between two looks at a call
-
 
 def usable(backends: Iterable[str]) -> list[str]:
     """The libraries behind these backends that this process could try.
@@ -60,7 +58,7 @@ def _exchange(group: _C.Group, library: str) -> None:
     work = _C.all_to_all_single(received, sent, group=group, backend=library, async_op=True)
 
     try:
-        if not poll(work.is_completed, communicators.PATIENCE, _LONGEST, partial(require_all_ranks, group._label)):
+        if not poll(work.is_completed, communicators.PATIENCE, partial(require_all_ranks, group._label)):
             message = f"{library} does not connect the ranks that are left within {communicators.PATIENCE:g} s"
             raise CollectiveTimeoutError(message)
         work.wait()

@@ -87,7 +87,7 @@ def applicants(current: state.State, name: str) -> list[Applicant]:
         if not word or desk.compare_set(f"taken/{word}", "", name) != name.encode():
             continue
         applicant = Applicant(rank, word, member, _node(current, rank, member, found), text)
-        if poll(lambda word=word: bool(desk.check([f"here/{word}"])), _ALIVE, _LONGEST):  # type: ignore[misc]
+        if poll(lambda word=word: bool(desk.check([f"here/{word}"])), _ALIVE, longest=_LONGEST):  # type: ignore[misc]
             found.append(applicant)
         else:  # the process has ended while it waited, or is slow
             dismiss(current, [applicant])
@@ -171,7 +171,7 @@ def apply(store: torch_dist.Store, rank: int, limit: timedelta) -> Answer:
 
     put_down()
     try:
-        if not poll(comes, limit.total_seconds(), _LONGEST):
+        if not poll(comes, limit.total_seconds(), longest=_LONGEST):
             message = (
                 f"rejoin: no group has taken this process for rank {rank} within {limit.total_seconds():g} s: its "
                 f"members have not called grow(), or the process that had the rank before is not lost"

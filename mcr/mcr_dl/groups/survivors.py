@@ -36,7 +36,6 @@ from mcr_dl.runtime import communicators, lines, state
 from mcr_dl.runtime.rounds import poll
 
 _log = logging.getLogger("mcr_dl")
-_LONGEST = 0.01  # seconds between two looks at the store
 _GRACE = 20.0  # seconds for the first rank to look, once all have come
 _NOT_TRIED = "after a loss it is used only in jobs on one host, by processes that have been there from the start"
 _Look = Callable[[], list[returning.Applicant]]
@@ -90,7 +89,7 @@ class _Steps:
         try:
             self._store.set(mine, agreement.encode([problem, wish, self._what, broken]))
             conclude = partial(self._conclude, step, members, look)  # sets an outcome in any case, in time
-            poll(lambda: self._store.check([outcome_key]), math.inf, _LONGEST, conclude, size=len(members))
+            poll(lambda: self._store.check([outcome_key]), math.inf, conclude, size=len(members))
             outcome = agreement.decode(self._store.get(outcome_key), step)
             self._store.delete_key(mine)  # calls of grow() may be many
         except agreement.STORE_ERRORS as error:

@@ -25,7 +25,6 @@ from mcr_dl.runtime.rounds import PATIENCE, Decide, Round, poll
 from mcr_dl.runtime.watched_store import WatchedStore, require_all_ranks
 from mcr_dl.watch import ranks_text
 
-_LONGEST = 0.01  # seconds between two looks at the store
 _NEXT = 1.0  # seconds for the others to come to the next group
 _NAMED = 8  # missing ranks whose places an error has, at most
 _FAILED = "failed"  # the key of a member's error
@@ -128,7 +127,7 @@ class Attempt:
             return {"late": f"{text}. Not arrived: {where}" if where else text}
 
         def wait(closed: bool) -> bool:
-            return poll(this_round.answered, PATIENCE if closed else limit, _LONGEST, check, size=group.size())
+            return poll(this_round.answered, PATIENCE if closed else limit, check, size=group.size())
 
         last = this_round.arrive(value)
         answer = this_round.conclude(last, lambda values: value_or_problem(partial(decide, values)), give_up, wait)
@@ -167,5 +166,5 @@ def next_name(key: str, name: Callable[[int], str], first: int) -> str:
     while True:
         number = current.count_at_store(key)
         given_up = has(number, "answer/0")  # without this rank, there is no other answer
-        if not given_up or not poll(partial(has, number + 1, "come/0"), _NEXT, _LONGEST):
+        if not given_up or not poll(partial(has, number + 1, "come/0"), _NEXT):
             return name(number)

@@ -198,7 +198,7 @@ class _Exchange:
     def _wait(self, closed: bool) -> bool:
         limit = PATIENCE if closed else self.group.timeout.total_seconds()
         check = partial(require_all_ranks, self.group._label, self._name())
-        return poll(self._round.answered, limit, _LONGEST, check, size=self.group.size())
+        return poll(self._round.answered, limit, check, size=self.group.size(), longest=_LONGEST)
 
     def _decided(self, values: list[Any]) -> dict[str, Any]:
         if None in values:  # a rank was interrupted while it waited

@@ -15,7 +15,6 @@ from mcr_dl.base.errors import CollectiveTimeoutError
 from mcr_dl.runtime.rounds import pause
 from mcr_dl.watch import ranks_text
 
-_LONGEST = 0.01  # seconds between two looks of rank 0 at the store
 _GO, _SUPERSEDED, _NEWEST = "go", "superseded", "newest"
 
 
@@ -69,7 +68,7 @@ def _lead(meeting: torch_dist.Store, size: int, limit: timedelta) -> str:
         passed = time.monotonic() - begin
         if passed > limit.total_seconds():
             raise _late(list(absent(meeting, here, 1)), limit)
-        time.sleep(pause(passed, _LONGEST, size))
+        time.sleep(pause(passed, size))
     meeting.set(_NEWEST, name)
     meeting.set(f"{name}/ended", _GO)
     return name

@@ -21,7 +21,6 @@ from mcr_dl.runtime.rounds import PATIENCE, Decide, Round, poll
 from mcr_dl.watch import ranks_text
 
 _log = logging.getLogger("mcr_dl")
-_LONGEST = 0.01  # seconds between two looks at the store
 _NEXT = 1.0  # seconds for the others to come to the next meeting
 _NAMED = 8  # missing ranks in an error, at most
 _NOTICE = 1.0  # seconds from the end of the store to the notice of a rank that has ended with it
@@ -113,14 +112,14 @@ class Meetings:
             if not this_round.late:
                 break
             # The others' calls may wait for this rank: it waits for them only if they come now.
-            if not poll(self._others_come, self._next_in, _LONGEST, size=self._size):
+            if not poll(self._others_come, self._next_in, size=self._size):
                 others = [rank for rank in range(self._size) if rank != self._rank]
                 return self._result({"problem": "this rank came too late", "absent": others})
 
         def wait(closed: bool) -> bool:
             if closed:
-                return poll(this_round.answered, _NOTICE if watch.lost() else PATIENCE, _LONGEST, size=self._size)
-            return poll(this_round.answered, patience, _LONGEST, watch.lost, size=self._size)
+                return poll(this_round.answered, _NOTICE if watch.lost() else PATIENCE, size=self._size)
+            return poll(this_round.answered, patience, watch.lost, size=self._size)
 
         answer = this_round.conclude(last, partial(self._answer, decide), partial(_given_up, patience), wait)
         if answer is None:
@@ -163,7 +162,7 @@ class Meetings:
             return bool(found)
 
         with self._explained():
-            if not poll(posted, patience, _LONGEST, watch.lost, size=self._size):
+            if not poll(posted, patience, watch.lost, size=self._size):
                 return self.post(keys[0], otherwise)
             return agreement.decode(self._store.get(f"post/{found[0]}"), f"{self._name}: a decision")
 
@@ -187,7 +186,7 @@ class Meetings:
         except agreement.STORE_ERRORS as error:
             if isinstance(error, McrError):
                 raise
-            poll(lambda: bool(watch.lost()), _NOTICE, _LONGEST)
+            poll(lambda: bool(watch.lost()), _NOTICE)
             _require_all_ranks()
             raise BackendError(f"{self._name}: the job's store cannot be reached: {error}") from error
 

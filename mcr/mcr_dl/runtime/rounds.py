@@ -13,14 +13,14 @@ import torch.distributed as torch_dist
 from mcr_dl.base import agreement
 
 PATIENCE = 15.0  # seconds for another rank's answer; that rank may ask the missing ones where they are
-_SHORTEST = 0.0001  # seconds between two looks
+_SHORTEST, _LONGEST = 0.0001, 0.01  # seconds between two looks
 _CLOSED = 1 << 40  # added to the counter of arrived ranks: it is too late
 
 Decide = Callable[[list[Any]], Any]
 """Makes an answer of the ranks' values, in rank order; both of JSON's types."""
 
 
-def pause(passed: float, longest: float, size: int = 1) -> float:
+def pause(passed: float, size: int = 1, longest: float = _LONGEST) -> float:
     """Seconds to the next look at the store, ``passed`` seconds after the first: a tenth of these, at most ``longest``.
 
     Of many ranks that look each does so less often, as one process answers all of them.
@@ -31,10 +31,10 @@ def pause(passed: float, longest: float, size: int = 1) -> float:
 def poll(
     condition: Callable[[], bool],
     limit: float,
-    longest: float,
     check: Callable[[], object] | None = None,
     *,
     size: int = 1,
+    longest: float = _LONGEST,
 ) -> bool:
     """Whether a condition becomes true within ``limit`` seconds. Polls: a wait in the store would block other threads.
 
@@ -46,7 +46,7 @@ def poll(
         passed = time.monotonic() - begin
         if (check is not None and check()) or passed > limit:
             return False
-        time.sleep(pause(passed, longest, size))
+        time.sleep(pause(passed, size, longest))
     return True
 
 

@@ -80,7 +80,7 @@ class _Agreements:
         size = max(each.size for each in self._open)
         awaited = max(each.report.awaited() for each in self._open)
         passed = awaited or time.monotonic() - max(each.begin for each in self._open)
-        return max(pause(passed, _SHORTEST if awaited else _LONGEST, size), _SHORTEST)
+        return max(pause(passed, size, _SHORTEST if awaited else _LONGEST), _SHORTEST)
 
     def _begin(self, report: _C.TrialReport) -> None:
         group = state.find(report.group)

@@ -14,8 +14,6 @@ from mcr_dl import _C
 from mcr_dl.base.errors import PeerLostError
 from mcr_dl.runtime.rounds import poll
 
-_LONGEST = 0.01  # seconds between two checks
-
 
 def require_all_ranks(label: str, what: str = "") -> None:
     """Raise PeerLostError if the group of this label has lost a rank; its text begins with ``what``."""
@@ -64,7 +62,7 @@ class WatchedStore(torch_dist.Store):
         def there() -> bool:
             return bool(self._store.check(keys))
 
-        if not poll(there, limit, _LONGEST, partial(self._check, there), size=self._size):
+        if not poll(there, limit, partial(self._check, there), size=self._size):
             raise torch_dist.DistStoreError(f"timed out after {limit:g} s for {', '.join(keys)}")
 
     def set(self, key: str, value: Any) -> None:
