@@ -12,7 +12,7 @@ from mcr_dl import _C, watch
 from mcr_dl.base.warning import warn
 from mcr_dl.groups import tried
 from mcr_dl.passes import chain
-from mcr_dl.runtime import attempts, changes, communicators, core_groups, dimensions, lines, state
+from mcr_dl.runtime import changes, communicators, core_groups, dimensions, lines, state
 
 DRAIN = timedelta(seconds=10)  # for operations that are still running when their group or backend ends
 
@@ -64,8 +64,9 @@ def add_dimensions(group: _C.Group, given: dict[str, _C.Group] | None = None) ->
     grid = dimensions.grid_of_members(current.grid, current.knowledge.nodes, group.ranks)
     held = dimensions.Held(grid, given or {})
     current.of(group.name()).topology = held  # before its groups are made, which end with it
+    function = "new_group" if _C.world() is not None else "init_process_group"
     for index in dimensions.with_groups(held.grid, group.size()) if given is None else []:
-        with changes.on_all(group, attempts.function(), anywhere=True, leave=True):
+        with changes.on_all(group, function, anywhere=True, leave=True):
             make_line(group, held, index)
 
 

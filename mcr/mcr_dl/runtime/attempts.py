@@ -28,6 +28,7 @@ from mcr_dl.watch import ranks_text
 _NEXT = 1.0  # seconds for the others to come to the next group
 _NAMED = 8  # missing ranks whose places an error has, at most
 _FAILED = "failed"  # the key of a member's error
+_MAKE = "make"  # the first agreement of an attempt
 
 
 class Attempt:
@@ -45,12 +46,11 @@ class Attempt:
         current = state.current()
         self.group, self._outer = group, outer
         self._turn: int = current.count("connect", group.name()) if outer is None else outer._turn
-        self._key = f"{group.name()}/{group.ranks[0]}/{self._turn}"  # parts of one group may share a name
         self._store = torch_dist.PrefixStore(self.name("attempt"), current.store)
 
     def name(self, what: str) -> str:
         """The name of a part of the job's store that only this attempt uses."""
-        return f"{what}/{self._key}"
+        return _name(what, self.group.name(), self.group.ranks[0], self._turn)
 
     def store(self, what: str) -> WatchedStore:
         """A part of the job's store, where waits end as those of ``check`` do."""
@@ -93,7 +93,7 @@ class Attempt:
         CollectiveTimeoutError if one does not come within the group's timeout.
         """
         with self.told():
-            self.meet("make", backends)
+            self.meet(_MAKE, backends)
             yield
             self.meet("made")
 
@@ -116,8 +116,7 @@ class Attempt:
         group = self.group
         if group.size() == 1:
             return decide([value])
-        store = torch_dist.PrefixStore(self.name(what), state.current().store)
-        this_round = Round(store, "0", group.rank(), group.size())
+        this_round = _round(self.name(what), group.rank(), group.size())
         limit, check = group.timeout.total_seconds(), partial(self.check, this_round.answered)
 
         def give_up(values: list[Any]) -> dict[str, str]:
@@ -143,11 +142,6 @@ class Attempt:
         return answer["value"]
 
 
-def function() -> str:
-    """The function that makes groups now, for the texts of errors."""
-    return "new_group" if _C.world() is not None else "init_process_group"
-
-
 def own_text(error: BaseException) -> str:
     """The text of an error in an attempt for the other members; empty if it is that of another member."""
     return "" if isinstance(error, BackendUnavailableError) and error.elsewhere else text_of(error)
@@ -158,13 +152,22 @@ def next_name(key: str, name: Callable[[int], str], first: int) -> str:
 
     A rank that has made fewer of them, as an error kept it from one, goes on from those that the others have given up.
     """
-    current = state.current()
 
-    def has(number: int, what: str) -> bool:
-        return bool(torch_dist.PrefixStore(f"make/{name(number)}/{first}/0", current.store).check([what]))
+    def making(number: int) -> Round:  # where this rank only looks
+        return _round(_name(_MAKE, name(number), first, turn=0), rank=0, size=1)
 
     while True:
-        number = current.count_at_store(key)
-        given_up = has(number, "answer/0")  # without this rank, there is no other answer
-        if not given_up or not poll(partial(has, number + 1, "come/0"), _NEXT):
+        number = state.current().count_at_store(key)
+        given_up = making(number).answered()  # without this rank, there is no other answer
+        if not given_up or not poll(making(number + 1).begun, _NEXT):
             return name(number)
+
+
+def _name(what: str, group: str, first: int, turn: int) -> str:
+    """The name of a part of the store. ``first``: a global rank, as parts of one group may share the group's name."""
+    return f"{what}/{group}/{first}/{turn}"
+
+
+def _round(name: str, rank: int, size: int) -> Round:
+    """The round of an agreement, in a part of the job's store."""
+    return Round(torch_dist.PrefixStore(name, state.current().store), "0", rank, size)

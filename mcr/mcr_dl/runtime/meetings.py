@@ -112,7 +112,8 @@ class Meetings:
             if not this_round.late:
                 break
             # The others' calls may wait for this rank: it waits for them only if they come now.
-            if not poll(self._others_come, self._next_in, size=self._size):
+            following = Round(self._store, str(self._turn), self._rank, self._size)
+            if not poll(following.begun, self._next_in, size=self._size):
                 others = [rank for rank in range(self._size) if rank != self._rank]
                 return self._result({"problem": "this rank came too late", "absent": others})
 
@@ -129,9 +130,6 @@ class Meetings:
             this_round.forget(str(turn - 1))
         self.undecided = False
         return self._result(answer)
-
-    def _others_come(self) -> bool:
-        return bool(self._store.check([f"come/{self._turn}"]))
 
     def _result(self, answer: dict[str, Any]) -> Any:
         if "problem" in answer:

@@ -90,6 +90,10 @@ class Round:
         """Leave the answer for all ranks."""
         agreement.leave(self._store, f"answer/{self._key}", agreement.encode(answer))
 
+    def begun(self) -> bool:
+        """Whether a rank has arrived, or has closed the round."""
+        return bool(self._store.check([f"come/{self._key}"]))
+
     def answered(self) -> bool:
         """Whether the answer is there."""
         return bool(self._store.check([f"answer/{self._key}"]))
