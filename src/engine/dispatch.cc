@@ -245,7 +245,7 @@ class Issue {
 
   std::shared_ptr<Work> stage() {
     auto* staging = passage_.group.staging();
-    if (staging != nullptr) return staging->start(passage_);
+    if (staging != nullptr) return staging->start(passage_, decision_.direct);
     throw Error(ErrorCode::Unsupported,
                 "expected tensors on cpu: the group was made without a device to copy from, got tensors on " +
                     std::string(name(passage_.call.device.type)));

@@ -199,7 +199,7 @@ class Released final : public Request {
 
 }  // namespace
 
-std::shared_ptr<Work> Staging::start(Passage& passage) {
+std::shared_ptr<Work> Staging::start(Passage& passage, bool direct) {
   auto& call = passage.call;
   auto& runtime = DeviceRuntime::of(call.device.type);
   const Stream caller = runtime.current(call.device);
@@ -210,9 +210,8 @@ std::shared_ptr<Work> Staging::start(Passage& passage) {
   unflatten(call, passage.plan);
   const Stream inward = streams.lane(call.device, 1);
   auto point = std::make_shared<StreamPoint>(caller);
-  const auto staged = std::make_shared<Staged>(
-      Staged::Place{streams.lane(call.device, 0), inward, chunk_, passage.slot->communicator->supports(call)}, passage,
-      caller);
+  const auto staged =
+      std::make_shared<Staged>(Staged::Place{streams.lane(call.device, 0), inward, chunk_, direct}, passage, caller);
   const auto schedule = Schedule::make();
   Staged::build(staged, *schedule);
   auto requests = stages_->submit(passage, schedule, nullptr, Stages::LateFor::Device);

@@ -20,9 +20,9 @@ class Staging {
   /// communication overlap; 0: no splitting. Equal on all ranks.
   Staging(std::shared_ptr<Stages> stages, int64_t chunk) : stages_(std::move(stages)), chunk_(chunk) {}
 
-  /// Starts a call that has its slot. A library that takes device memory gets the memory itself, once the device has
-  /// done its earlier work.
-  std::shared_ptr<Work> start(Passage& passage);
+  /// Starts a call that has its slot. `direct` (of its Decision): the library gets the device memory itself, once the
+  /// device has done its earlier work.
+  std::shared_ptr<Work> start(Passage& passage, bool direct);
 
  private:
   const std::shared_ptr<Stages> stages_;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "check.h"
+#include "choose/decision.h"
 #include "device/stream_pool.h"
 #include "ranks.h"
 #include "simulated.h"
@@ -44,6 +45,17 @@ void staged(int size, const std::function<void(Group&)>& body) {
     CHECK(stages->synchronize(10s));
   });
 }
+
+// Takes device memory, and has MAX alone.
+class Largest : public OpMethods<Largest> {
+ public:
+  explicit Largest(std::vector<void*>& got) : got_(got) {}
+  bool supports(const Call& call) const override { return has(call.op) && call.red == RedOp::MAX; }
+  void all_reduce(const Call& call, Lane&) { got_.push_back(call.out.data); }
+
+ private:
+  std::vector<void*>& got_;
+};
 
 }  // namespace
 
@@ -199,6 +211,30 @@ TEST(a_library_that_takes_device_memory_gets_it_when_the_device_has_written_it) 
     });
   }
   ranks::take_device_memory(false);
+}
+
+// SUM of bool is MAX.
+TEST(a_library_gets_device_memory_for_a_reduction_under_another_name) {
+  simulated::start();
+  std::vector<void*> got;
+  const auto make = [&] { return std::make_unique<Largest>(got); };
+  ranks::Alone alone(make);
+  const auto shadow = std::make_shared<ranks::Alone>(make);
+  const std::shared_ptr<Group> stage(shadow, &shadow->group());
+  const auto stages = std::make_shared<Stages>(std::vector{stage});
+  alone.group().set_stages(stages, {stage});
+  alone.group().set_staging(std::make_shared<Staging>(stages, kChunk));
+  std::vector<uint8_t> values(8, 1);
+  Call call = on_device(Op::all_reduce);
+  call.dtype = DType::Bool;
+  call.out = ranks::buffer(values);
+  CHECK(Decision::of(*alone.group().slots().front().communicator, call).native());
+  const int before = simulated::pinned();
+  const auto work = ranks::start(alone.group(), call);
+  wait(*work, 30s, nullptr);
+  simulated::finish(simulated::current());
+  while (!work->finished()) work->poll();
+  CHECK(got == std::vector<void*>{values.data()} && simulated::pinned() == before);
 }
 
 TEST(device_and_host_calls_of_one_group_in_any_mixture) {
