@@ -335,7 +335,6 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "per_mib: int = ..., latency: int = ..., demands: list[tuple[int, int]] = ..., "
         "points: list[tuple[int, int]] = ...) -> None:",
         "def issue_cost(self, name: str, op: str, types: str, nbytes: int) -> tuple[int, list[str]] | None:",
-        "@staticmethod def median(models: list[CostModel]) -> CostModel:",
     ),
     "ThemisPlan": (
         "def __init__(self, network: list[tuple[str, int, int, int, int]], op: str, nbytes: int, "

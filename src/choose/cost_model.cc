@@ -14,45 +14,6 @@ constexpr int64_t kMib = int64_t{1} << 20;
 
 constexpr Refusal refuse("cost model");
 
-// The lower median of one value over all models.
-template <class Value>
-auto lower_median(std::span<const CostModel> models, Value value) {
-  std::vector<decltype(value(models[0]))> values;
-  for (const auto& model : models) values.push_back(value(model));
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>((values.size() - 1) / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
-void require_equal(bool equal, std::size_t rank, const std::string& what) {
-  if (!equal) refuse(what + ": expected the same on all ranks, got another on rank " + std::to_string(rank));
-}
-
-void compare(const CostModel& first, const CostModel& other, std::size_t rank) {
-  require_equal(first.resources().size() == other.resources().size(), rank, "the number of resources");
-  for (std::size_t i = 0; i < first.resources().size(); ++i) {
-    const auto &one = first.resources()[i], &two = other.resources()[i];
-    require_equal(one.name == two.name && one.scope == two.scope && one.capacity == two.capacity &&
-                      one.slots == two.slots && one.credit == two.credit,
-                  rank, "resource '" + one.name + "'");
-  }
-  auto theirs = other.costs().begin();
-  for (const auto& [subject, cost] : first.costs()) {
-    require_equal(theirs != other.costs().end() && theirs->first == subject, rank, "the cost of " + subject.text());
-    const auto& two = theirs++->second;
-    require_equal(cost.curve.points().size() == two.curve.points().size() && cost.demands.size() == two.demands.size(),
-                  rank, "the points and demands of " + subject.text());
-    for (std::size_t i = 0; i < cost.curve.points().size(); ++i) {
-      require_equal(cost.curve.points()[i].bytes == two.curve.points()[i].bytes, rank,
-                    "the sizes of " + subject.text());
-    }
-    for (std::size_t i = 0; i < cost.demands.size(); ++i) {
-      require_equal(cost.demands[i].resource == two.demands[i].resource, rank, "the resources of " + subject.text());
-    }
-  }
-  require_equal(theirs == other.costs().end(), rank, "the number of costs");
-}
-
 }  // namespace
 
 int64_t fixed_exp2(int32_t log2) {
@@ -160,32 +121,6 @@ int64_t CostModel::bytes(const Task& task, int ranks) {
       break;
   }
   return 0;
-}
-
-CostModel CostModel::median(std::span<const CostModel> models) {
-  if (models.empty()) refuse("expected one model of each rank, got none");
-  for (std::size_t rank = 1; rank < models.size(); ++rank) compare(models[0], models[rank], rank);
-  CostModel result;
-  result.resources_ = models[0].resources_;
-  for (const auto& [subject, first] : models[0].costs_) {
-    const auto of = [&, &key = subject](auto value) {  // clang before 16 captures no structured binding by default
-      return lower_median(models, [&](const CostModel& model) { return value(model.costs_.at(key)); });
-    };
-    Cost cost = first;
-    cost.alpha = of([](const Cost& one) { return one.alpha; });
-    cost.per_mib = of([](const Cost& one) { return one.per_mib; });
-    cost.latency = of([](const Cost& one) { return one.latency; });
-    auto points = first.curve.points();
-    for (std::size_t i = 0; i < points.size(); ++i) {
-      points[i].cost = of([&](const Cost& one) { return one.curve.points()[i].cost; });
-    }
-    cost.curve = CostCurve(std::move(points));
-    for (std::size_t i = 0; i < cost.demands.size(); ++i) {
-      cost.demands[i].share = of([&](const Cost& one) { return one.demands[i].share; });
-    }
-    result.costs_.emplace(subject, std::move(cost));
-  }
-  return result;
 }
 
 }  // namespace mcr

@@ -6,7 +6,6 @@
 #include <compare>
 #include <cstdint>
 #include <map>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -90,10 +89,6 @@ class CostModel {
 
   const std::vector<Resource>& resources() const { return resources_; }
   const std::map<Subject, Cost>& costs() const { return costs_; }
-
-  /// The model of the lower medians of the ranks' measurements. Throws InvalidArgument, naming the first difference, if
-  /// the models differ in anything but times and shares.
-  static CostModel median(std::span<const CostModel> models);
 
  private:
   const Cost* find(const Subject& subject) const;

@@ -340,28 +340,6 @@ TEST(models_are_checked) {
   CHECK(!refused([](CostModel& model, uint32_t core) { model.add({Task::Kind::Copy}, cost(1, 0, {{core, 1024}})); }));
 }
 
-TEST(ranks_agree_by_the_median) {
-  std::vector<CostModel> models(3);
-  const int64_t alphas[] = {30, 10, 20};
-  for (std::size_t i = 0; i < 3; ++i) {
-    const auto core = models[i].add({.name = "core"});
-    Cost measured = cost(alphas[i], 0, {{core, static_cast<int32_t>(alphas[i])}});
-    measured.curve = CostCurve({{8, fixed_log2(alphas[i])}});
-    models[i].add({Task::Kind::Copy}, measured);
-  }
-  const auto agreed = CostModel::median(models).costs().begin()->second;
-  CHECK(agreed.alpha == 20 && agreed.demands[0].share == 20 && agreed.curve.at(8) == fixed_log2(20));
-  CHECK(CostModel::median({models.data(), 2}).costs().begin()->second.alpha == 10);
-  models[2].add({Task::Kind::Wait}, cost(1));
-  std::string text;
-  try {
-    CostModel::median(models);
-  } catch (const Error& error) {
-    text = error.what();
-  }
-  CHECK(check::has(text, "number of costs", "rank 2"));
-}
-
 // ---- properties
 
 namespace {

@@ -249,15 +249,7 @@ void add_model(py::module_& module) {
           py::arg("alpha") = 0, py::arg("per_mib") = 0, py::arg("latency") = 0, py::arg("demands") = Demands(),
           py::arg("points") = Samples())
       .def("issue_cost", &issue_cost, py::arg("name"), py::arg("op"), py::arg("types"), py::arg("nbytes"),
-           "Nanoseconds and resources of a call; None if the model lacks its cost.")
-      .def_static(
-          "median",
-          [](const std::vector<const CostModel*>& given) {
-            std::vector<CostModel> models;
-            for (const auto* model : given) models.push_back(*model);
-            return CostModel::median(models);
-          },
-          py::arg("models"));
+           "Nanoseconds and resources of a call; None if the model lacks its cost.");
 }
 
 py::dict simulated(const CostModel& model, const std::vector<const Job*>& given, const World& world) {
