@@ -96,7 +96,9 @@ void Work::fail() noexcept {
 
 void Work::keep_error() noexcept {
   const Error error = current_error();
-  failure_ = {error.code(), what() + ": " + error.what(), false, error.cause()};
+  const auto text = what() + ": " + error.what();
+  failure_ = error.cause() == nullptr ? Error(error.code(), text, subject())
+                                      : Error(error.code(), text).caused_by(error.cause());
   complete();
 }
 
@@ -138,7 +140,8 @@ bool Work::expire(ErrorCode code, const std::string& text) noexcept {
   const bool running = !completed();
   if (running) {
     abandon();  // first: a thread that the error wakes may make a call that would wait
-    failure_ = {code, text, true};
+    // Without a subject: the text already says why other ranks have not come.
+    failure_ = Error(code, text);
     complete();
   }
   busy_.clear(std::memory_order_release);
@@ -218,11 +221,7 @@ void Work::rethrow() const {
   if (const auto* at = point(); at != nullptr && at->failure()) {
     throw Error(at->failure()->code(), what() + ": " + at->failure()->what(), subject());
   }
-  if (!failed()) return;
-  if (failure_->explained || failure_->cause != nullptr) {
-    throw Error(failure_->code, failure_->text).caused_by(failure_->cause);
-  }
-  throw Error(failure_->code, failure_->text, subject());
+  if (failed()) throw Error(*failure_);
 }
 
 int Work::source() const {

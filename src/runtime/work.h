@@ -186,14 +186,7 @@ class Work {
   std::atomic<int64_t> longest_wait_{0};        // the end of the longest wait, if it is longer than the limit
   std::atomic<int> carried_{0}, abandoned_{0};  // calls that are made by means of this Work
   mutable std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
-  // Code and text instead of the exception: each thread that asks throws its own.
-  struct Failure {
-    ErrorCode code;
-    std::string text;
-    bool explained = false;  // the text already says why other ranks have not come
-    std::shared_ptr<const Cause> cause = nullptr;
-  };
-  std::optional<Failure> failure_;  // written before the fence is signalled
+  std::optional<Error> failure_;  // written before the fence is signalled
   Fence fence_;
   static Callback kNoMore;                     // marks the list as closed
   std::atomic<Callback*> callbacks_{nullptr};  // newest first
