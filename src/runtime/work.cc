@@ -107,7 +107,7 @@ void Work::complete() noexcept {
   if (const auto number = take_record(); number != 0) {
     Recorder::instance().completed(number, failure_.has_value(), requests_.empty() ? -1 : requests_.front()->source());
   }
-  fence_.signal();
+  completed_.store(true, std::memory_order_release);
   if (auto* newest = callbacks_.exchange(&kNoMore, std::memory_order_acq_rel)) run_callbacks(newest);
 }
 
@@ -230,13 +230,13 @@ int Work::source() const {
 
 void Work::set_awaited() {
   auto* const progress = context_.progress;
-  if (fence_.ready() || progress == nullptr || awaited_.test_and_set(std::memory_order_relaxed)) return;
+  if (completed() || progress == nullptr || awaited_.test_and_set(std::memory_order_relaxed)) return;
   progress->poll_often_now();
   on_done([progress] { progress->poll_seldom(); });
 }
 
 void Work::on_done(std::function<void()> callback) {
-  if (!fence_.ready()) {
+  if (!completed()) {
     auto made = std::make_unique<Callback>(Callback{std::move(callback), callbacks_.load(std::memory_order_acquire)});
     while (made->next != &kNoMore) {
       if (callbacks_.compare_exchange_weak(made->next, made.get(), std::memory_order_acq_rel)) {

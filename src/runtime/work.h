@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/fence.h"
 #include "device/event_pool.h"
 #include "plugin/backend.h"
 #include "runtime/plan.h"
@@ -129,7 +128,7 @@ class Work {
 
   /// Complete, and no request is running: after an error, other requests may still use the memory.
   bool finished() const noexcept { return finished_.load(std::memory_order_acquire); }
-  bool completed() const noexcept { return fence_.ready(); }
+  bool completed() const noexcept { return completed_.load(std::memory_order_acquire); }
   bool failed() const noexcept { return completed() && failure_.has_value(); }
   /// Over for the program: complete with its last steps, or with an error, after which requests may still run.
   bool ended() const noexcept { return finished() || failed(); }
@@ -186,8 +185,8 @@ class Work {
   std::atomic<int64_t> longest_wait_{0};        // the end of the longest wait, if it is longer than the limit
   std::atomic<int> carried_{0}, abandoned_{0};  // calls that are made by means of this Work
   mutable std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
-  std::optional<Error> failure_;  // written before the fence is signalled
-  Fence fence_;
+  std::optional<Error> failure_;  // written before completed_
+  std::atomic<bool> completed_{false};
   static Callback kNoMore;                     // marks the list as closed
   std::atomic<Callback*> callbacks_{nullptr};  // newest first
   std::atomic_flag awaited_ = ATOMIC_FLAG_INIT;
