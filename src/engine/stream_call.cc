@@ -6,6 +6,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "base/pool.h"
 #include "choose/select.h"
@@ -26,8 +27,6 @@ constexpr int64_t kSmall = int64_t{256} << 10;
 
 // Between two looks of a waiting thread for Ctrl-C and lost ranks, for which it takes the caller's lock.
 constexpr std::chrono::milliseconds kLook{100};
-
-thread_local Batch* batch = nullptr;
 
 // The lane of the communicator: depends only on values that all ranks know, not on whether the call is blocking.
 int lane_of(const Passage& passage) {
@@ -142,46 +141,12 @@ std::unique_ptr<Request> passed(std::shared_ptr<StreamPoint> point) {
   return std::make_unique<Passed>(std::move(point));
 }
 
-void run_on_stream(Passage& passage) {
-  auto& call = passage.call;
-  if (batch != nullptr && !batch->empty()) {
-    throw Error(ErrorCode::InvalidArgument,
-                "expected asynchronous calls in a batch, which starts them when it ends, got a blocking one");
-  }
-  const Stream stream = DeviceRuntime::of(call.device.type).current(call.device);
-  {
-    const DeviceGuard guard(call.device);
-    Launch launch(passage, stream, stream);
-    Lane lane(stream, lane_of(passage));
-    enqueue(passage, lane);
-    launch.done(stream);
-  }
-  passage.plan.conclude();
-  if (call.op != Op::barrier) return;
-  StreamPoint met(stream);
-  if (met.captured()) return;
-  {
-    const DeviceGuard guard(call.device);
-    met.record(stream);
-  }
-  const Activity::Polling polling;
-  const auto begin = Clock::now();
-  auto look = begin;
-  while (!met.passed()) {
-    passage.slot->communicator->check();
-    const auto now = Clock::now();
-    if (now - begin >= call.timeout) overdue(*passage.slot->communicator, call.timeout);
-    if (now >= look) {
-      check_wait(passage.group.position().lost(), passage.interrupt, peer_lost);
-      look = now + kLook;
-    }
-    std::this_thread::yield();
-  }
-}
-
 // ---- Batches
 
-class Batch::Member {
+namespace {
+
+// One communicator's calls in a batch.
+class Member {
  public:
   explicit Member(const Passage& passage)
       : communicator_(passage.slot->communicator),
@@ -231,45 +196,101 @@ class Batch::Member {
   std::vector<std::shared_ptr<DeviceTimes>> times_;
 };
 
-Batch::Batch() {
-  if (batch != nullptr) throw Error(ErrorCode::InvalidArgument, "batches cannot be nested");
-  batch = this;
-}
-
-Batch::~Batch() {
-  if (batch != this) return;
-  try {
-    end();
-  } catch (...) {
-    // Errors are reported by explicit calls of end().
-  }
-}
-
-Batch* Batch::current() { return batch; }
-
-Batch::Member& Batch::member(const Passage& passage) {
-  for (const auto& member : members_) {
-    if (member->communicator() == passage.slot->communicator.get()) return *member;
-  }
-  const DeviceGuard guard(passage.call.device);
-  return *members_.emplace_back(std::make_unique<Member>(passage));
-}
-
-// Libraries may count their groups per thread and start nothing until the last one ends, so events are recorded after
-// that.
-void Batch::end() {
-  batch = nullptr;
-  std::optional<Error> failure;
-  for (auto member = members_.rbegin(); member != members_.rend(); ++member) {
+// The calls of one thread that start together.
+class Batch {
+ public:
+  Batch() = default;
+  Batch(const Batch&) = delete;
+  Batch& operator=(const Batch&) = delete;
+  ~Batch() {
     try {
-      (*member)->start();
+      end();
     } catch (...) {
-      failure = current_error();
+      // Errors are reported by end_batch().
     }
   }
-  for (auto& member : members_) member->conclude(failure);
-  while (!members_.empty()) members_.pop_back();
-  if (failure) throw Error(*failure);
+
+  Member& member(const Passage& passage) {
+    for (const auto& member : members_) {
+      if (member->communicator() == passage.slot->communicator.get()) return *member;
+    }
+    const DeviceGuard guard(passage.call.device);
+    return *members_.emplace_back(std::make_unique<Member>(passage));
+  }
+
+  bool empty() const { return members_.empty(); }
+
+  // Libraries may count their groups per thread and start nothing until the last one ends, so events are recorded after
+  // that.
+  void end() {
+    auto members = std::exchange(members_, {});
+    std::optional<Error> failure;
+    for (auto member = members.rbegin(); member != members.rend(); ++member) {
+      try {
+        (*member)->start();
+      } catch (...) {
+        failure = current_error();
+      }
+    }
+    for (auto& member : members) member->conclude(failure);
+    while (!members.empty()) members.pop_back();
+    if (failure) throw Error(*failure);
+  }
+
+ private:
+  std::vector<std::unique_ptr<Member>> members_;
+};
+
+thread_local std::unique_ptr<Batch> batch;
+
+}  // namespace
+
+void begin_batch() {
+  if (batch != nullptr) throw Error(ErrorCode::InvalidArgument, "batches cannot be nested");
+  batch = std::make_unique<Batch>();
+}
+
+void end_batch() {
+  if (const auto ended = std::move(batch)) ended->end();
+}
+
+// ---- Calls
+
+void run_on_stream(Passage& passage) {
+  auto& call = passage.call;
+  if (batch != nullptr && !batch->empty()) {
+    throw Error(ErrorCode::InvalidArgument,
+                "expected asynchronous calls in a batch, which starts them when it ends, got a blocking one");
+  }
+  const Stream stream = DeviceRuntime::of(call.device.type).current(call.device);
+  {
+    const DeviceGuard guard(call.device);
+    Launch launch(passage, stream, stream);
+    Lane lane(stream, lane_of(passage));
+    enqueue(passage, lane);
+    launch.done(stream);
+  }
+  passage.plan.conclude();
+  if (call.op != Op::barrier) return;
+  StreamPoint met(stream);
+  if (met.captured()) return;
+  {
+    const DeviceGuard guard(call.device);
+    met.record(stream);
+  }
+  const Activity::Polling polling;
+  const auto begin = Clock::now();
+  auto look = begin;
+  while (!met.passed()) {
+    passage.slot->communicator->check();
+    const auto now = Clock::now();
+    if (now - begin >= call.timeout) overdue(*passage.slot->communicator, call.timeout);
+    if (now >= look) {
+      check_wait(passage.group.position().lost(), passage.interrupt, peer_lost);
+      look = now + kLook;
+    }
+    std::this_thread::yield();
+  }
 }
 
 Enqueued start_on_stream(Passage& passage) {

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <memory>
-#include <vector>
 
 #include "device/event_pool.h"
 #include "engine/pass.h"
@@ -27,25 +26,11 @@ void run_on_stream(Passage& passage);
 /// Enqueues on one of the backend's own lanes, after the work already on the caller's current stream.
 Enqueued start_on_stream(Passage& passage);
 
-/// During the lifetime of this object, until end(), this thread's asynchronous calls on streams are collected and start
-/// together: sends and receives among them do not wait for each other. Not nested.
-class Batch {
- public:
-  Batch();
-  Batch(const Batch&) = delete;
-  Batch& operator=(const Batch&) = delete;
-  ~Batch();
-  /// Starts the calls. Throws the library's error. Afterwards the Works of the batch may be waited for.
-  void end();
-
-  class Member;  // one communicator's calls in the batch
-  Member& member(const Passage& passage);
-  bool empty() const { return members_.empty(); }
-
-  static Batch* current();
-
- private:
-  std::vector<std::unique_ptr<Member>> members_;
-};
+/// From here to end_batch(), this thread's asynchronous calls on streams are collected and start together: sends and
+/// receives among them do not wait for each other. Not nested. The end of the thread ends its batch.
+void begin_batch();
+/// Starts the calls of this thread's batch, if there is one. Throws the library's error. Afterwards the Works of the
+/// batch may be waited for.
+void end_batch();
 
 }  // namespace mcr

@@ -286,30 +286,29 @@ TEST(a_batch_starts_at_its_end) {
   call.op = Op::send;
   call.root = 1;
   std::vector<std::shared_ptr<Work>> works;
-  {
-    Batch batch;
-    for (int i = 0; i < 3; ++i) works.push_back(ranks::start(fixture.group(), call));
-    CHECK(fixture.script.order == "(sss" && !works[0]->poll() && works[0]->point() == nullptr);
-    batch.end();
-  }
+  begin_batch();
+  for (int i = 0; i < 3; ++i) works.push_back(ranks::start(fixture.group(), call));
+  CHECK(fixture.script.order == "(sss" && !works[0]->poll() && works[0]->point() == nullptr);
+  end_batch();
   CHECK(fixture.script.order == "(sss)");
   for (const auto& work : works) wait(*work, 10s, nullptr);
-  CHECK(Batch::current() == nullptr);
+  end_batch();
+  CHECK(fixture.script.order == "(sss)");
   simulated::finish(simulated::current());
 }
 
-TEST(a_batch_that_is_left_is_closed) {
+TEST(the_end_of_a_thread_ends_its_batch) {
   Fixture fixture(2);
   std::vector<float> values(8, 1);
   Call call = reduction(values);
   call.op = Op::send;
   call.root = 1;
-  {
-    Batch batch;
+  std::thread([&] {
+    begin_batch();
     ranks::start(fixture.group(), call);
-    CHECK(!ranks::failure([] { Batch inner; }).text.empty());
-  }
-  CHECK(fixture.script.order == "(s)" && Batch::current() == nullptr);
+    CHECK(!ranks::failure(begin_batch).text.empty());
+  }).join();
+  CHECK(fixture.script.order == "(s)");
 }
 
 TEST(calls_of_a_batch_come_behind_the_work_before_each_of_them) {
@@ -317,7 +316,7 @@ TEST(calls_of_a_batch_come_behind_the_work_before_each_of_them) {
   std::vector<float> a(8, 1), b(8, 1), c(8, 1);
   const Stream other = DeviceRuntime::of(DeviceType::CUDA).make_stream({DeviceType::CUDA, 0}, false);
   std::vector<std::shared_ptr<Work>> works;
-  Batch batch;
+  begin_batch();
   works.push_back(ranks::start(fixture.group(), reduction(a)));
   slowly([&] { b.assign(8, 3); });
   works.push_back(ranks::start(fixture.group(), reduction(b)));
@@ -326,7 +325,7 @@ TEST(calls_of_a_batch_come_behind_the_work_before_each_of_them) {
     slowly([&] { c.assign(8, 5); });
     works.push_back(ranks::start(fixture.group(), reduction(c)));
   }
-  batch.end();
+  end_batch();
   for (const auto& work : works) wait(*work, 10s, nullptr);
   simulated::finish(simulated::current());
   CHECK(a == std::vector<float>(8, 2) && b == std::vector<float>(8, 6) && c == std::vector<float>(8, 10));
@@ -335,11 +334,11 @@ TEST(calls_of_a_batch_come_behind_the_work_before_each_of_them) {
 TEST(a_blocking_call_in_a_batch_is_refused) {
   Fixture fixture;
   std::vector<float> values(8, 1);
-  Batch batch;
+  begin_batch();
   const auto work = ranks::start(fixture.group(), reduction(values));
   const auto got = ranks::failure([&] { ranks::run(fixture.group(), reduction(values)); });
   CHECK(got.code == ErrorCode::InvalidArgument && check::has(got.text, "fake.all_reduce", "got a blocking one"));
-  batch.end();
+  end_batch();
   wait(*work, 10s, nullptr);
   simulated::finish(simulated::current());
 }
@@ -348,9 +347,9 @@ TEST(works_of_a_batch_that_did_not_start_fail) {
   Fixture fixture;
   fixture.script.starts = false;
   std::vector<float> values(8, 1);
-  Batch batch;
+  begin_batch();
   const auto work = ranks::start(fixture.group(), reduction(values));
-  CHECK(ranks::failure([&] { batch.end(); }).text == "nothing was started");
+  CHECK(ranks::failure([&] { end_batch(); }).text == "nothing was started");
   const auto got = ranks::failure([&] { wait(*work, 10s, nullptr); });
   CHECK(got.code == ErrorCode::Backend && check::has(got.text, "fake.all_reduce", ": nothing was started"));
   while (!work->finished()) work->poll();

@@ -54,10 +54,6 @@ const std::shared_ptr<Group>& world();
 /// of done, and the Works of these and of its asynchronous calls are appended to the list.
 void set_coalescing(PyObject* list, const Group* group);
 
-/// Makes this thread's asynchronous calls start together at the end of the batch, if their libraries need that.
-void begin_batch();
-void end_batch();
-
 /// Runs Python's signal handlers from a thread that waits without the GIL; throws ErrorAlreadySet on Ctrl-C.
 void check_signals();
 

@@ -29,6 +29,7 @@
 #include "choose/decision.h"
 #include "engine/hierarchical.h"
 #include "engine/staging.h"
+#include "engine/stream_call.h"
 #include "engine/wait.h"
 
 namespace py = pybind11;
@@ -298,8 +299,8 @@ void add_registry(py::module_& module) {
     WhilePythonLives::end(milliseconds(500));
   });
   module.def("prefer_high_priority", StreamPool::prefer_high_priority);
-  module.def("begin_batch", [] { unlocked([] { begin_batch(); }); });
-  module.def("end_batch", [] { unlocked([] { end_batch(); }); });
+  module.def("begin_batch", [] { unlocked(begin_batch); });
+  module.def("end_batch", [] { unlocked(end_batch); });
   module.def("missing_backend",
              [](const std::string& name, const std::string& reason) { Registry::instance().missing(name, reason); });
   module.def("backend_status", [] { return Registry::instance().status(); });

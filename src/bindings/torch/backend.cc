@@ -13,6 +13,7 @@
 #include "bindings/python/gil.h"
 #include "bindings/torch/completions.h"
 #include "bindings/torch/error.h"
+#include "engine/stream_call.h"
 #include "observe/stop.h"
 
 namespace py = pybind11;
