@@ -435,7 +435,7 @@ int run(Group& group, Slot* slot, Call& call, Plan& plan, Interrupt interrupt, C
   return counted(passage, [&] { return Issue(passage, lock).run(); });
 }
 
-std::shared_ptr<Work> start(Group& group, Slot* slot, Call& call, Plan& plan, CallerLock* lock, Interrupt interrupt) {
+std::shared_ptr<Work> start(Group& group, Slot* slot, Call& call, Plan& plan, Interrupt interrupt, CallerLock* lock) {
   Passage passage{group, slot, call, plan, true, interrupt};
   if (!admit(passage)) return nothing_to_do(passage);
   if (passage.notes.seq == 0) [[unlikely]] {

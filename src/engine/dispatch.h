@@ -17,8 +17,8 @@ int run(Group& group, Slot* slot, Call& call, Plan& plan, Interrupt interrupt, C
 
 /// Starts the call. It may wait for an agreement of the ranks, which `interrupt` may end. Its backend's progress thread
 /// co-owns the Work until it is complete.
-std::shared_ptr<Work> start(Group& group, Slot* slot, Call& call, Plan& plan, CallerLock* lock = nullptr,
-                            Interrupt interrupt = nullptr);
+std::shared_ptr<Work> start(Group& group, Slot* slot, Call& call, Plan& plan, Interrupt interrupt = nullptr,
+                            CallerLock* lock = nullptr);
 /// Like start(), but through these passes instead of the group's own; null: none, for calls that the program did not
 /// make, such as an agreement of the ranks.
 std::shared_ptr<Work> start_through(const std::shared_ptr<const Chain>& chain, Group& group, Slot* slot, Call& call,

@@ -319,7 +319,7 @@ class Binder {
     plan_.keep = nullptr;
     UnlockedLater lock;
     if (has_lists()) lock.release();
-    auto work = start(*group_, chosen_, call_, plan_, &lock, check_signals);
+    auto work = start(*group_, chosen_, call_, plan_, check_signals, &lock);
     if (tensors_.stream()) work->set_external_stream();
     return work;
   }

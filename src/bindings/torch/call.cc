@@ -159,7 +159,7 @@ std::shared_ptr<Work> TorchCall::start() {
   note_site();
   const UnlockedIfHeld guard;
   const StaysWhilePythonEnds stays;
-  return mcr::start(group_, prepare(), call_, plan_, nullptr, check_signals);
+  return mcr::start(group_, prepare(), call_, plan_, check_signals);
 }
 
 }  // namespace mcr::python
