@@ -39,7 +39,7 @@ class DimensionsCommunicator : public Communicator {
   bool supports(const Call& call) const override;
   void issue(const Call& call, Lane& lane) override;
   bool always_starts() const override { return true; }
-  bool inline_messages() const override { return whole_->inline_messages(); }
+  bool forms_match() const override { return whole_->forms_match(); }
   int largest_tag() const override { return whole_->largest_tag(); }
   bool packed() const override { return whole_->packed(); }
   bool moves_data() const override { return moves_data_; }

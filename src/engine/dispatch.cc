@@ -322,11 +322,11 @@ class Issue {
   }
 
   bool polled() const {
+    const auto& call = passage_.call;
     return decision_.form == Form::Emulated || Position::detail() || passage_.slot->always_starts ||
-           ((passage_.call.any_form || row(passage_.call.op).is(kPeer)) && admits_one_thread()) || Executor::driving();
+           ((call.any_form || row(call.op).is(kPeer)) && !passage_.slot->communicator->forms_match()) ||
+           Executor::driving();
   }
-
-  bool admits_one_thread() const { return !passage_.slot->communicator->inline_messages(); }
 
   // Adds the last steps to the plan in the order in which they must run: combine, finish the reduction, copy to the
   // outputs.

@@ -72,12 +72,11 @@ class Communicator {
   virtual bool varies(const Call&, int /*variant*/) const { return false; }
   /// Whether blocking calls are also started and polled: issue() then never gets a blocking lane.
   virtual bool always_starts() const { return false; }
-  /// Whether a blocking send or receive may block inside the library. False: it is started and polled, because the
-  /// library admits one thread at a time and this message may depend on another thread's. Calls with Call::any_form are
-  /// started and polled too.
-  virtual bool inline_messages() const { return false; }
+  /// Whether a blocking call matches a started one on other ranks, and keeps no other thread out of the library. False:
+  /// blocking messages, which may depend on another thread's, and calls with Call::any_form are started and polled.
+  virtual bool forms_match() const { return false; }
   /// Whether a blocking call keeps this process's other threads out of the library until it returns.
-  virtual bool excludes_threads() const { return !inline_messages(); }
+  virtual bool excludes_threads() const { return !forms_match(); }
   /// Whether issue() of this call needs nothing but the processor for a few microseconds at most, on any lane, even if
   /// other ranks are late; so do the polls of its Request. The caller then keeps its own locks until it has to wait.
   virtual bool brief(const Call& call) const {

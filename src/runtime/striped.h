@@ -43,7 +43,7 @@ class StripedCommunicator final : public Communicator {
   std::span<const std::string_view> variants() const override;
   bool varies(const Call& call, int /*variant*/) const override { return row(call.op).is(kCuttable); }
   bool always_starts() const override { return true; }
-  bool inline_messages() const override { return first().inline_messages(); }
+  bool forms_match() const override { return first().forms_match(); }
   int largest_tag() const override { return std::min(first().largest_tag(), second().largest_tag()); }
   bool packed() const override { return first().packed(); }
   bool moves_data() const override { return first().moves_data() && second().moves_data(); }

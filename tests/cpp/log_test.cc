@@ -42,7 +42,7 @@ class Fake : public Communicator {
  public:
   explicit Fake(const Behaviour& behaviour) : behaviour_(behaviour) {}
   bool supports(const Call&) const override { return true; }
-  bool inline_messages() const override { return true; }
+  bool forms_match() const override { return true; }
   void issue(const Call&, Lane& lane) override {
     if (!lane.blocking()) return lane.track(std::make_unique<Gate>(behaviour_.open, behaviour_.problem));
     if (!behaviour_.problem.empty()) throw Error(ErrorCode::Backend, behaviour_.problem);

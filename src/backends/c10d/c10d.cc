@@ -275,7 +275,7 @@ class C10dCommunicator : public OpMethods<C10dCommunicator> {
 
   bool packed() const override { return true; }
   bool moves_data() const override { return !fake_; }
-  bool inline_messages() const override { return true; }
+  bool forms_match() const override { return true; }
   int largest_tag() const override { return kInternalTag - 1; }
 
   void abort() noexcept override {

@@ -103,7 +103,7 @@ class NcclCommunicator : public OpMethods<NcclCommunicator> {
     return library_->stand_in() ? DeviceType::CPU : DeviceType::CUDA;
   }
   int lanes() const override { return lanes_->size(); }
-  bool inline_messages() const override { return true; }
+  bool forms_match() const override { return true; }
   bool keeps_launch_order() const override { return keeps_launch_order_; }
 
   std::span<const std::string_view> variants() const override { return kVariants; }

@@ -22,7 +22,7 @@ class ShmCommunicator final : public OpMethods<ShmCommunicator> {
     if (!has(call.op) || call.device.type != DeviceType::CPU) return false;
     return !row(call.op).is(kReduces) || defined(call.dtype, call.red);
   }
-  bool inline_messages() const override { return true; }
+  bool forms_match() const override { return true; }
   bool takes_in_place(const Call& call) const override { return supports(call) && engine_->takes_in_place(call); }
   bool brief(const Call& call) const override { return !call.vectored && engine_->brief(call); }
   void abort() noexcept override { engine_->abort(); }
