@@ -41,7 +41,8 @@ inline Buffer slice(const Buffer& whole, DType dtype, int64_t offset, int64_t co
   return {at(whole.data, offset, dtype), count};
 }
 
-/// All that a backend sees of an operation: no tensor, no Python. Counts and displacements are in elements.
+/// An operation on raw buffers: no tensor, no Python. Counts and displacements are in elements. Backends do not need
+/// `device_idle`, `any_form`, `asynchronous`, `priority`, `key`, `layout` and `coding`, which serve the core.
 ///
 /// Extent::Same uses only `out`. In all other calls `in` and `out` never overlap. In a vectored call the spans have one
 /// entry per rank (empty where the rank does not need them) and outlive the operation. Displacements are always filled
