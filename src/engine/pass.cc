@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/pass.h"
 
-#include <algorithm>
-#include <cstddef>
-#include <iterator>
 #include <utility>
 
 namespace mcr {
@@ -33,12 +30,7 @@ std::shared_ptr<void> memory_of(Plan& plan) {
     plan.keep = nullptr;
   }
   plan.release = nullptr;
-  if (!plan.scratch.empty()) {
-    auto scratch = std::make_shared<std::vector<std::unique_ptr<std::byte[]>>>();
-    std::ranges::move(plan.scratch, std::back_inserter(*scratch));
-    plan.scratch.clear();
-    plan.owned.push_back(std::move(scratch));
-  }
+  if (!plan.scratch.empty()) plan.owned.push_back(std::make_shared<std::vector<Scratch>>(plan.scratch.take()));
   std::vector<std::shared_ptr<void>> all(plan.owned.begin(), plan.owned.end());
   all.push_back(plan.kept);
   return std::make_shared<std::vector<std::shared_ptr<void>>>(std::move(all));

@@ -11,6 +11,7 @@
 
 #include "base/call.h"
 #include "base/lazy_vector.h"
+#include "base/scratch.h"
 #include "device/device.h"
 
 namespace mcr {
@@ -41,7 +42,7 @@ struct Plan {
   const Names* names = &kNames;             // valid only until the call has been issued
   LazyVector<Block> in_blocks, out_blocks;  // list forms: the tensors of the list
   LazyVector<std::vector<int64_t>> counts;  // the Call's spans point to these
-  LazyVector<std::unique_ptr<std::byte[]>> scratch;
+  LazyVector<Scratch> scratch;
   // For a device's call: copies in stream order, before and after the operation.
   LazyVector<std::function<void(const Stream&)>> before, behind;
   LazyVector<std::function<void()>> finish;  // run in order, once, on the thread that sees completion
@@ -70,7 +71,7 @@ struct Plan {
     if (device.type != DeviceType::CPU) {
       return owned.emplace_back(DeviceRuntime::of(device.type).allocate(device, bytes)).get();
     }
-    return scratch.emplace_back(std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(bytes))).get();
+    return scratch.emplace_back(bytes).get();
   }
 };
 
