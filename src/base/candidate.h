@@ -60,8 +60,9 @@ std::string stripe_of(std::string_view first, std::string_view second);
 std::string over_dimensions(std::string_view algorithm, const std::vector<std::string>& parts);
 
 /// Divides the backends of a group into sets whose calls may go to one communicator: a stripe has only its parts', and
-/// a candidate over dimensions does calls without steps on its outermost part's. By backend: its set, which has the
-/// name of a backend in it. Equal on all ranks, as the names are.
+/// a candidate over dimensions does calls without steps on its outermost part's. A set has one executor and one stream
+/// of flushes: two would issue on a common communicator in an order of their own on each rank. By backend: its set,
+/// which has the name of a backend in it. Equal on all ranks, as the names are.
 std::map<std::string, std::string, std::less<>> sharing(std::span<const std::string> backends);
 
 }  // namespace mcr

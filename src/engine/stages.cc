@@ -36,12 +36,7 @@ Stages::Stages(std::vector<std::shared_ptr<Group>> groups) : groups_(std::move(g
     throw Error(ErrorCode::InvalidArgument,
                 "stages: expected 1 to " + std::to_string(kMost) + " groups, got " + std::to_string(groups_.size()));
   }
-  std::vector<std::string> backends;
-  for (const auto& slot : groups_.front()->slots()) {
-    if (slot.variant == 0) backends.push_back(slot.backend.name);
-  }
-  // Two executors would issue on a common communicator in an order of their own on each rank.
-  const auto sets = sharing(backends);
+  const auto sets = sharing(groups_.front()->backends());
   std::map<std::string, std::shared_ptr<Ordered>> made;
   for (const auto& slot : groups_.front()->slots()) {
     if (slot.variant != 0) continue;

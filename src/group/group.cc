@@ -149,6 +149,14 @@ void Group::release() {
   }
 }
 
+std::vector<std::string> Group::backends() const {
+  std::vector<std::string> names;
+  for (const auto& slot : slots_) {
+    if (slot.variant == 0) names.push_back(slot.backend.name);
+  }
+  return names;
+}
+
 std::vector<std::shared_ptr<Communicator>> Group::communicators() {
   const std::lock_guard lock(mutex_);
   std::vector<std::shared_ptr<Communicator>> found;

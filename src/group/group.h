@@ -108,6 +108,8 @@ class Group : public std::enable_shared_from_this<Group> {
   Slot* find(std::string_view name);
   /// The candidates of `auto`.
   std::list<Slot>& slots() { return slots_; }
+  /// The names of its backends.
+  std::vector<std::string> backends() const;
   /// The communicators that the group still has. From any thread, at any time.
   std::vector<std::shared_ptr<Communicator>> communicators();
   /// Ends waits that poll, and calls that the libraries can abort. From any thread.

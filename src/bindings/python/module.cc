@@ -110,14 +110,6 @@ std::optional<std::string> streams_of(Group& group, const std::string& backend) 
   return type ? std::optional<std::string>(name(*type)) : std::nullopt;
 }
 
-std::vector<std::string> backends_of(Group& group) {
-  std::vector<std::string> names;
-  for (const auto& slot : group.slots()) {
-    if (slot.variant == 0) names.push_back(slot.name);
-  }
-  return names;
-}
-
 std::vector<std::string> candidates_of(Group& group) {
   std::vector<std::string> names;
   for (const auto& slot : group.slots()) names.push_back(slot.name);
@@ -175,7 +167,7 @@ GroupClass add_group(py::module_& module) {
       .def_property_readonly("group_name", [](const Group& group) { return group.spec().name; })
       .def_property_readonly(
           "ranks", [](const Group& group) { return group.spec().ranks; }, "Global ranks in group order.")
-      .def_property_readonly("backends", backends_of, "Names of the group's backends, in order of preference.")
+      .def_property_readonly("backends", &Group::backends, "Names of the group's backends, in order of preference.")
       .def_property_readonly("candidates", candidates_of,
                              "The candidates of `auto`: the backends and their variants, such as mpi:p2p.")
       .def_property_readonly("timeout", [](const Group& group) { return group.spec().timeout; })

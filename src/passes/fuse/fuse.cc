@@ -62,13 +62,8 @@ std::shared_ptr<FuseStream> stream_of(const std::shared_ptr<Group>& shadow, cons
 
 Fuse::Fuse(std::shared_ptr<Group> shadow, const std::map<std::string, FuseLimits>& limits)
     : shadow_(std::move(shadow)) {
-  std::vector<std::string> backends;
-  for (const auto& slot : shadow_->slots()) {
-    if (slot.variant == 0) backends.push_back(slot.backend.name);
-  }
-  // Two streams would issue on a common communicator in an order of their own on each rank.
   std::map<std::string, Holder> holders;  // by set
-  for (const auto& [backend, set] : sharing(backends)) {
+  for (const auto& [backend, set] : sharing(shadow_->backends())) {
     auto& holder = holders[set];
     if (holder.stream == nullptr) {
       holder.stream = streams_.emplace_back(stream_of(shadow_, set));
