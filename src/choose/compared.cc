@@ -9,12 +9,6 @@
 
 namespace mcr {
 
-namespace {
-
-const CostCurve kUnmeasured;
-
-}  // namespace
-
 bool Selector::Field::known() const {
   return std::ranges::any_of(curves, [](const CostCurve* curve) { return curve->known(); });
 }

@@ -40,6 +40,8 @@ class CostCurve {
   std::vector<Point> points_;
 };
 
+inline const CostCurve kUnmeasured;
+
 /// A range of data sizes: from `from` to the start of the next range.
 struct CostRange {
   int64_t from;

@@ -15,8 +15,6 @@ namespace mcr {
 
 namespace {
 
-const CostCurve kUnmeasured;
-
 // Bytes from which on a stripe cuts a call: below, the second message costs more than it saves.
 constexpr int64_t kLeastCut = 64 * 1024;
 
