@@ -29,14 +29,6 @@ bool even(const std::vector<Block>& blocks) {
   return std::all_of(blocks.begin(), blocks.end(), [&](const Block& b) { return b.count == blocks.front().count; });
 }
 
-void require_even(const std::vector<Block>& blocks, const char* name) {
-  if (even(blocks)) return;
-  std::string sizes;
-  for (const auto& block : blocks) sizes += (sizes.empty() ? "" : ", ") + std::to_string(block.count);
-  throw Error(ErrorCode::InvalidArgument,
-              std::string(name) + ": expected tensors of equal size, got " + sizes + " elements");
-}
-
 // Copies of elements, on the host or in stream order.
 class Copies {
  public:
@@ -114,6 +106,15 @@ bool is_packed(std::span<const int64_t> counts, std::span<const int64_t> displs)
 }
 
 }  // namespace
+
+void require_even(const std::vector<Block>& blocks, const char* name, std::string_view op) {
+  if (even(blocks)) return;
+  std::string sizes;
+  for (const auto& block : blocks) sizes += (sizes.empty() ? "" : ", ") + std::to_string(block.count);
+  throw Error(ErrorCode::InvalidArgument, std::string(name) + ": expected tensors of equal size, got " + sizes +
+                                              " elements" +
+                                              (op.empty() ? "" : "; " + std::string(op) + "v takes different sizes"));
+}
 
 void flatten(Call& call, Plan& plan) {
   auto& ins = plan.in_blocks;

@@ -2,10 +2,17 @@
 // Lists of tensors, and blocks with gaps between them, as one buffer.
 #pragma once
 
+#include <string_view>
+#include <vector>
+
 #include "base/call.h"
 #include "runtime/plan.h"
 
 namespace mcr {
+
+/// Throws InvalidArgument unless all tensors of the list, the argument `name`, have one size. The text names the
+/// vectored form of `op`, if one is given.
+void require_even(const std::vector<Block>& blocks, const char* name, std::string_view op = {});
 
 /// Turns the plan's lists into the call's buffers: the memory itself if the tensors are contiguous, otherwise a copy.
 /// Uneven lists, and every list of an all_to_all, become a vectored call. Results received into a copy reach the

@@ -3,7 +3,6 @@
 
 #include <structmember.h>
 
-#include <algorithm>
 #include <array>
 #include <string>
 #include <utility>
@@ -20,6 +19,7 @@
 #include "bindings/python/tensors.h"
 #include "bindings/python/work.h"
 #include "bindings/torch/named_backend.h"
+#include "engine/flatten.h"
 #include "engine/validate.h"
 #include "runtime/registry.h"
 
@@ -281,23 +281,12 @@ class Binder {
       (sends ? call_.in : call_.out) = tensor(value, name, use);
     } else {
       auto list = tensors_.list(value == nullptr ? Py_None : value, name, group_->size(), use);
-      check_even(list.blocks, name);
+      // Only the list, which is equal on all ranks: a rank whose own tensor fits its entry would otherwise wait for one
+      // whose tensor does not.
+      if (row(call_.op).extent != Extent::Exchange) require_even(list.blocks, name, row(call_.op).name);
       (sends ? plan_.in_blocks : plan_.out_blocks) = std::move(list.blocks);
       if (!sends) out_list_ = std::move(list.tensors);
     }
-  }
-
-  // Checks only the list, which is equal on all ranks: a rank whose own tensor fits its entry would otherwise wait for
-  // one whose tensor does not.
-  void check_even(const std::vector<Block>& blocks, const char* name) const {
-    if (row(call_.op).extent == Extent::Exchange) return;
-    const auto differs = [&](const Block& block) { return block.count != blocks.front().count; };
-    if (std::none_of(blocks.begin(), blocks.end(), differs)) return;
-    std::string sizes;
-    for (const auto& block : blocks) sizes += (sizes.empty() ? "" : ", ") + std::to_string(block.count);
-    throw Error(ErrorCode::InvalidArgument, std::string(name) + ": expected tensors of equal size, got " + sizes +
-                                                " elements; " + std::string(row(call_.op).name) +
-                                                "v takes different sizes");
   }
 
   void vectored(std::span<const int64_t>& span, PyObject* value, const char* name) {
