@@ -25,9 +25,6 @@ using Clock = std::chrono::steady_clock;
 // Several lanes only help small messages, which do not fill the links.
 constexpr int64_t kSmall = int64_t{256} << 10;
 
-// Between two looks of a waiting thread for Ctrl-C and lost ranks, for which it takes the caller's lock.
-constexpr std::chrono::milliseconds kLook{100};
-
 // The lane of the communicator: depends only on values that all ranks know, not on whether the call is blocking.
 int lane_of(const Passage& passage) {
   auto& communicator = *passage.slot->communicator;
@@ -287,7 +284,7 @@ void run_on_stream(Passage& passage) {
     if (now - begin >= call.timeout) overdue(*passage.slot->communicator, call.timeout);
     if (now >= look) {
       check_wait(passage.group.position().lost(), passage.interrupt, peer_lost);
-      look = now + kLook;
+      look = now + kLookInterval;
     }
     std::this_thread::yield();
   }

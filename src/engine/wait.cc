@@ -36,9 +36,6 @@ class Waiting {
 // it again take.
 constexpr int kPollsWithLock = 32;
 
-// A wait checks for interrupts at this interval: Ctrl-C is noticed within this time.
-constexpr std::chrono::milliseconds kSlice{100};
-
 // How long the works of a group that ends are tried to end.
 constexpr std::chrono::seconds kEnding{1};
 
@@ -161,7 +158,7 @@ void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt, Call
   for (;;) {
     const auto left =
         std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
-    if (work.wait_for_point(std::clamp(left, std::chrono::milliseconds(0), kSlice))) break;
+    if (work.wait_for_point(std::clamp(left, std::chrono::milliseconds(0), kLookInterval))) break;
     if (left.count() <= 0) {
       // A shorter limit, given to this wait alone, is not the call's end: the program may wait again.
       if (work.limit().count() > 0 && limit >= work.limit()) work.abandon();
@@ -181,7 +178,7 @@ bool drain(const std::vector<std::string>& groups, std::chrono::milliseconds lim
     if (std::ranges::find(groups, *work->context().group) == groups.end()) continue;
     while (!work->is_part()) {  // it may become one soon after its start
       const auto left = deadline - std::chrono::steady_clock::now();
-      if (work->wait_for(std::clamp<std::chrono::nanoseconds>(left, std::chrono::nanoseconds(0), kSlice))) break;
+      if (work->wait_for(std::clamp<std::chrono::nanoseconds>(left, std::chrono::nanoseconds(0), kLookInterval))) break;
       if (Stop::requested()) return true;
       if (left.count() <= 0) return false;
       if (interrupt != nullptr) interrupt();

@@ -35,9 +35,6 @@ constexpr microseconds kLongestNap{250};
 constexpr microseconds kFirstShortNap{5};
 constexpr microseconds kLongestShortNap{40};
 
-// How often drain() checks for interrupts.
-constexpr std::chrono::milliseconds kSlice{100};
-
 constexpr unsigned long kTimerSlackNanoseconds = 1000;
 
 // The thread keeps napping this many times after the last operation: waking it from sleep costs its caller as much as a
@@ -120,11 +117,11 @@ bool Progress::drain(std::chrono::nanoseconds limit, Interrupt interrupt) {
   const auto deadline = checked + limit;
   while (const auto work = running()) {
     const auto now = std::chrono::steady_clock::now();
-    const bool over = work->wait_for(std::clamp<std::chrono::nanoseconds>(deadline - now, kNone, kSlice));
+    const bool over = work->wait_for(std::clamp<std::chrono::nanoseconds>(deadline - now, kNone, kLookInterval));
     sweep();
     if (work->ended()) continue;
     if (now >= deadline) return false;
-    if (interrupt != nullptr && now - checked >= kSlice) {
+    if (interrupt != nullptr && now - checked >= kLookInterval) {
       interrupt();
       checked = now;
     }

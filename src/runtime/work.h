@@ -22,6 +22,8 @@ class Progress;
 
 /// Called now and then by a waiting thread. It may throw, which ends the wait and leaves the operation running.
 using Interrupt = void (*)();
+/// Waits look at this interval whether they are to end: Ctrl-C and lost ranks are noticed within this time.
+inline constexpr std::chrono::milliseconds kLookInterval{100};
 
 /// A lock that the caller of an operation holds, such as Python's GIL. Released before the call waits, copies much or
 /// runs other parts of the program.

@@ -9,12 +9,6 @@
 
 namespace mcr::python {
 
-namespace {
-
-constexpr std::chrono::milliseconds kSlice{100};
-
-}  // namespace
-
 HookRuns::~HookRuns() {
   if (!failure_ || reported_) return;
   try {
@@ -47,7 +41,7 @@ bool HookRuns::over() const {
 
 void HookRuns::wait(Interrupt interrupt) const {
   std::unique_lock lock(mutex_);
-  while (!done_.wait_for(lock, kSlice, [this] { return left_ == 0; })) {
+  while (!done_.wait_for(lock, kLookInterval, [this] { return left_ == 0; })) {
     if (interrupt == nullptr) continue;
     lock.unlock();
     interrupt();

@@ -25,8 +25,6 @@ namespace {
 
 using c10::ivalue::Future;
 
-constexpr std::chrono::milliseconds kSlice{100};
-
 // For each device a stream whose next work comes after all parts there.
 std::vector<c10::Stream> streams_behind(const TorchWork::Parts& parts) {
   std::map<int, std::vector<StreamPoint*>> points;
@@ -47,7 +45,7 @@ std::vector<c10::Stream> streams_behind(const TorchWork::Parts& parts) {
 
 // Waits for the end on the host; without a limit, the part's own one ends it.
 void await_end(Work& part, std::chrono::milliseconds limit, std::chrono::steady_clock::time_point begin) {
-  while (!part.wait_for(kSlice)) {
+  while (!part.wait_for(kLookInterval)) {
     check_signals();
     if (limit.count() > 0 && std::chrono::steady_clock::now() - begin >= limit) throw late(part, limit);
   }
