@@ -38,12 +38,6 @@ class Recorder : public Communicator {
   Log& log_;
 };
 
-class NullCommunicator : public Communicator {
- public:
-  bool supports(const Call&) const override { return true; }
-  void issue(const Call&, Lane&) override {}
-};
-
 struct Recorded {
   Recorder::Log log;
   ranks::Alone alone;
@@ -114,7 +108,7 @@ TEST(a_group_whose_backends_have_ended) {
 }
 
 TEST(a_tag_beyond_the_librarys_limit_is_refused_and_not_counted) {
-  struct Tagged : NullCommunicator {
+  struct Tagged : ranks::Nothing {
     int largest_tag() const override { return 9; }
   };
   Position::set_detail(true);
@@ -207,7 +201,7 @@ TEST(average_of_reduce_is_divided_on_the_root) {
 }
 
 TEST(a_call_that_the_library_refuses_leaves_the_numbers) {
-  struct Refusing : NullCommunicator {
+  struct Refusing : ranks::Nothing {
     bool supports(const Call& call) const override { return call.dtype == DType::Int; }
     void issue(const Call&, Lane&) override { throw Error(ErrorCode::Backend, "refused"); }
   };
@@ -340,7 +334,7 @@ TEST(several_threads_on_several_groups) {
   constexpr int kThreads = 4, kCalls = 3000;
   std::vector<std::unique_ptr<ranks::Alone>> groups;
   for (int i = 0; i < kThreads; ++i) {
-    groups.push_back(std::make_unique<ranks::Alone>([] { return std::make_unique<NullCommunicator>(); }, 2));
+    groups.push_back(std::make_unique<ranks::Alone>([] { return std::make_unique<ranks::Nothing>(); }, 2));
   }
   std::vector<std::jthread> threads;
   for (int t = 0; t < kThreads; ++t) {

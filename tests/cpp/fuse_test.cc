@@ -235,15 +235,9 @@ class Several {
   std::array<Counter::Log, 2> logs;
 
  private:
-  struct Counting : Backend {
-    explicit Counting(Counter::Log& its) : log(its) {}
-    std::string library() const override { return "for tests"; }
-    std::unique_ptr<Communicator> connect(const GroupSpec&) override { return std::make_unique<Counter>(log); }
-    Counter::Log& log;
-  };
   void connect(Registry::Entry& entry, const char* name, Counter::Log& log) const {
     entry.name = name;
-    entry.backend = std::make_unique<Counting>(log);
+    entry.backend = std::make_unique<ranks::MadeBackend>([&log] { return std::make_unique<Counter>(log); });
     group->connect(entry, 0);
   }
   Registry::Entry first_, second_;

@@ -92,16 +92,6 @@ class MemoryCommunicator : public OpMethods<MemoryCommunicator> {
   const int rank_;
 };
 
-class MadeBackend : public Backend {
- public:
-  explicit MadeBackend(Alone::Make make) : make_(std::move(make)) {}
-  std::string library() const override { return "made by a test"; }
-  std::unique_ptr<Communicator> connect(const GroupSpec&) override { return make_(); }
-
- private:
-  Alone::Make make_;
-};
-
 }  // namespace
 
 GroupSpec spec(int size, int rank) {

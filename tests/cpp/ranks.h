@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/dispatch.h"
@@ -25,10 +26,34 @@ void take_device_memory(bool take);
 int run(mcr::Group& group, mcr::Call call, mcr::Slot* slot = nullptr);
 std::shared_ptr<mcr::Work> start(mcr::Group& group, mcr::Call call, mcr::Slot* slot = nullptr);
 
+/// A communicator that has every operation and does nothing.
+class Nothing : public mcr::Communicator {
+ public:
+  explicit Nothing(bool moves_data = true) : moves_data_(moves_data) {}
+  bool supports(const mcr::Call&) const override { return true; }
+  void issue(const mcr::Call&, mcr::Lane&) override {}
+  bool moves_data() const override { return moves_data_; }
+
+ private:
+  const bool moves_data_;
+};
+
+/// A backend whose communicators a test makes.
+class MadeBackend : public mcr::Backend {
+ public:
+  using Make = std::function<std::unique_ptr<mcr::Communicator>()>;
+  explicit MadeBackend(Make make) : make_(std::move(make)) {}
+  std::string library() const override { return "made by a test"; }
+  std::unique_ptr<mcr::Communicator> connect(const mcr::GroupSpec&) override { return make_(); }
+
+ private:
+  const Make make_;
+};
+
 /// A group of one process whose only backend makes `communicator`, for tests that need no second rank.
 class Alone {
  public:
-  using Make = std::function<std::unique_ptr<mcr::Communicator>()>;
+  using Make = MadeBackend::Make;
   explicit Alone(Make communicator, int size = 1, int rank = 0, const std::string& backend = "fake");
   mcr::Group& group() { return group_; }
   mcr::Registry::Entry& backend() { return entry_; }

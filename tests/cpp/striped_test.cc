@@ -56,16 +56,6 @@ class Scripted : public Communicator {
   Script& script_;
 };
 
-class ScriptedBackend : public Backend {
- public:
-  explicit ScriptedBackend(Scripted::Script& script) : script_(script) {}
-  std::string library() const override { return "for tests"; }
-  std::unique_ptr<Communicator> connect(const GroupSpec&) override { return std::make_unique<Scripted>(script_); }
-
- private:
-  Scripted::Script& script_;
-};
-
 // A group of two ranks with two libraries, and both at once.
 struct Two {
   Scripted::Script left, right;
@@ -75,9 +65,9 @@ struct Two {
   explicit Two(bool integers = false) {
     left.integers = right.integers = integers;
     first.name = "left";
-    first.backend = std::make_unique<ScriptedBackend>(left);
+    first.backend = std::make_unique<ranks::MadeBackend>([this] { return std::make_unique<Scripted>(left); });
     second.name = "right";
-    second.backend = std::make_unique<ScriptedBackend>(right);
+    second.backend = std::make_unique<ranks::MadeBackend>([this] { return std::make_unique<Scripted>(right); });
     group.connect(first, 0);
     group.connect(second, 0);
     group.connect(striped(), 0);
@@ -320,14 +310,9 @@ TEST(a_first_piece_that_is_refused_leaves_the_numbers) {
 }
 
 TEST(both_parts_must_move_data) {
-  class Idle : public Communicator {
-    bool supports(const Call&) const override { return true; }
-    void issue(const Call&, Lane&) override {}
-    bool moves_data() const override { return false; }
-  };
   Scripted::Script script;
   const StripedCommunicator::Part moves{"left", std::make_shared<Scripted>(script)};
-  const StripedCommunicator::Part idle{"right", std::make_shared<Idle>()};
+  const StripedCommunicator::Part idle{"right", std::make_shared<ranks::Nothing>(false)};
   CHECK(StripedCommunicator({moves, moves}).moves_data());
   CHECK(!StripedCommunicator({moves, idle}).moves_data() && !StripedCommunicator({idle, moves}).moves_data());
 }
