@@ -89,7 +89,8 @@ void undefined_reduction(RedOp red, DType dtype) {
 
 void divide(void* data, int64_t count, DType dtype, int64_t divisor) {
   if (dtype == DType::Bool) undefined_reduction(RedOp::AVG, dtype);
-  if (divisor < 1) throw Error(ErrorCode::InvalidArgument, "reduce: cannot divide by " + std::to_string(divisor));
+  if (divisor < 1)
+    throw Error(ErrorCode::InvalidArgument, "reduce: divisor: expected 1 or more, got " + std::to_string(divisor));
   visit(dtype, [=]<class S>(S) {
     S* values = static_cast<S*>(data);
     if constexpr (!std::same_as<S, Flag>) {

@@ -54,7 +54,10 @@ auto& runtimes() {
 
 DeviceRuntime& DeviceRuntime::of(DeviceType type) {
   auto& runtime = runtimes()[static_cast<std::size_t>(type)];
-  if (runtime == nullptr) throw Error(ErrorCode::Unavailable, "no device of type " + std::string(name(type)));
+  if (runtime == nullptr) {
+    throw Error(ErrorCode::Unavailable,
+                "device: expected cpu, the only kind of this process, got " + std::string(name(type)));
+  }
   return *runtime;
 }
 

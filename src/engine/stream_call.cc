@@ -243,7 +243,10 @@ thread_local std::unique_ptr<Batch> batch;
 }  // namespace
 
 void begin_batch() {
-  if (batch != nullptr) throw Error(ErrorCode::InvalidArgument, "batches cannot be nested");
+  if (batch != nullptr) {
+    throw Error(ErrorCode::InvalidArgument,
+                "expected a batch outside of other batches, got one inside another: end that one first");
+  }
   batch = std::make_unique<Batch>();
 }
 

@@ -72,7 +72,8 @@ auto guarded(Action action) {
 }
 
 void finish(c10d::Work& work, milliseconds limit = kNoTimeout) {
-  if (!guarded([&] { return work.wait(limit); })) throw Error(ErrorCode::Backend, "the operation was aborted");
+  if (guarded([&] { return work.wait(limit); })) return;
+  throw Error(ErrorCode::Backend, "expected a complete operation, got one that torch has aborted");
 }
 
 // ---- Buffers as torch's tensors
@@ -451,7 +452,10 @@ class C10dBackend : public Backend {
   std::string library() const override { return "torch " TORCH_VERSION; }
 
   std::unique_ptr<Communicator> connect(const GroupSpec& spec) override {
-    if (spec.existing == 0) throw Error(ErrorCode::InvalidArgument, "a torch backend must be made by torch first");
+    if (spec.existing == 0) {
+      throw Error(ErrorCode::InvalidArgument,
+                  "group '" + spec.name + "': expected a backend that torch has made before, got none");
+    }
     auto* raw = reinterpret_cast<c10d::Backend*>(spec.existing);  // NOLINT(performance-no-int-to-ptr)
     auto backend = c10::intrusive_ptr<c10d::Backend>::reclaim_copy(raw);
     if (backend->getRank() != spec.rank || backend->getSize() != spec.size()) {

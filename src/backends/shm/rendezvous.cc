@@ -308,7 +308,10 @@ class Rendezvous {
       if (problem) throw Error(*problem);
     } else {
       file = receive_file(peers.front().socket, patience_);
-      if (!file) throw Error(ErrorCode::Backend, "shm: the first rank has no shared memory");
+      if (!file) {
+        throw Error(ErrorCode::Backend, "shm: expected shared memory from the first rank of group '" + spec_.name +
+                                            "', got none: the error of that rank says why");
+      }
     }
     auto memory = Memory::map(file, layout.bytes(), kBound);
     if (spec_.rank == 0) memory->populate(0, layout.rank_at(0));

@@ -175,7 +175,10 @@ void TorchBackend::startCoalescing() {
 
 TorchBackend::TorchWorkPtr TorchBackend::endCoalescing() {
   auto parts = blocks_.take();
-  if (!parts) throw Error(ErrorCode::InvalidArgument, "mcr: endCoalescing() without startCoalescing()");
+  if (!parts) {
+    throw Error(ErrorCode::InvalidArgument,
+                "mcr: endCoalescing (" + *group_->label() + "): expected startCoalescing() before it, got none");
+  }
   const UnlockedIfHeld guard;
   const StaysWhilePythonEnds stays;
   end_batch();
@@ -367,7 +370,10 @@ void TorchBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_
 }
 
 void TorchBackend::registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
-  if (hasHooks()) throw Error(ErrorCode::InvalidArgument, "mcr: the group has a hook on completion already");
+  if (hasHooks()) {
+    throw Error(ErrorCode::InvalidArgument,
+                "mcr: register_on_completion_hook (" + *group_->label() + "): expected one hook, got a second");
+  }
   // Shared: copying torch's own function would change a Python reference count without the GIL.
   onCompletionHook_ = [shared = std::make_shared<const std::decay_t<decltype(hook)>>(std::move(hook))](auto info) {
     (*shared)(std::move(info));

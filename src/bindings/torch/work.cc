@@ -247,11 +247,13 @@ c10::intrusive_ptr<Future> TorchWork::getFutureResult() {
 }
 
 float TorchWork::getDuration() const {
-  if (clock_ == nullptr) {
-    throw Error(ErrorCode::InvalidArgument, "mcr: no duration, as the group's timing was not enabled before the call");
-  }
+  const auto fail = [&](const char* text) {
+    const auto call = parts_.empty() ? std::string("mcr") : parts_.front()->what();
+    throw Error(ErrorCode::InvalidArgument, call + ": duration: " + text);
+  };
+  if (clock_ == nullptr) fail("expected timing enabled in the group before the call, got it not enabled");
   const auto nanoseconds = clock_->nanoseconds.load();
-  if (nanoseconds < 0) throw Error(ErrorCode::InvalidArgument, "mcr: no duration yet, as the operation is running");
+  if (nanoseconds < 0) fail("expected a complete operation, got a running one: wait for it first");
   return static_cast<float>(static_cast<double>(nanoseconds) / 1e6);
 }
 
