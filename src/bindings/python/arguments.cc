@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bindings/python/arguments.h"
 
+#include <pybind11/pybind11.h>
+#include <torch/csrc/utils/pybind.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -12,6 +15,8 @@
 #include "base/error.h"
 #include "bindings/python/errors.h"
 #include "bindings/python/objects.h"
+
+namespace py = pybind11;
 
 namespace mcr::python {
 
@@ -277,6 +282,15 @@ std::pair<at::Tensor, double> premul_factor(const c10d::ReduceOp& reduction) {
           std::to_string(factor.numel()) + " elements");
   if (factor.defined()) return {factor, none};
   return {at::Tensor(), supplement->double_factor};
+}
+
+std::pair<at::Tensor, double> premul_factor(PyObject* reduction) {
+  const py::handle handle(reduction);
+  // (isinstance() is also true for the enumerators.)
+  if (!py::type::handle_of(handle).is(py::type::of<c10d::ReduceOp>())) {
+    return {at::Tensor(), std::numeric_limits<double>::quiet_NaN()};
+  }
+  return premul_factor(handle.cast<const c10d::ReduceOp&>());
 }
 
 }  // namespace mcr::python

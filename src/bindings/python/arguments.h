@@ -53,5 +53,7 @@ std::vector<int64_t> split_counts(std::vector<int64_t> splits, const char* param
                                   int size);
 /// The factor of a PREMUL_SUM reduction: a tensor of one element, or a number (then the tensor is undefined).
 std::pair<at::Tensor, double> premul_factor(const c10d::ReduceOp& reduction);
+/// Nothing for a Python object that is not a ReduceOp.
+std::pair<at::Tensor, double> premul_factor(PyObject* reduction);
 
 }  // namespace mcr::python

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <utility>
+#include "bindings/python/kept_tensors.h"
 
 #include "base/immortal.h"
-#include "bindings/python/calls.h"
 #include "bindings/python/gil.h"
 
 namespace mcr::python {

@@ -5,12 +5,10 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <limits>
 #include <optional>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "base/process.h"
-#include "bindings/python/arguments.h"
 #include "bindings/python/calls.h"
 #include "bindings/python/devices.h"
 #include "bindings/python/errors.h"
@@ -19,6 +17,7 @@
 #include "bindings/python/log.h"
 #include "bindings/python/names.h"
 #include "bindings/python/parts.h"
+#include "bindings/python/signals.h"
 #include "bindings/python/signature.h"
 #include "bindings/python/unlocked.h"
 #include "bindings/python/work.h"
@@ -307,15 +306,6 @@ void add_registry(py::module_& module) {
 }
 
 }  // namespace
-
-std::pair<at::Tensor, double> premul_factor(PyObject* reduction) {
-  const py::handle handle(reduction);
-  // (isinstance() is also true for the enumerators.)
-  if (!py::type::handle_of(handle).is(py::type::of<c10d::ReduceOp>())) {
-    return {at::Tensor(), std::numeric_limits<double>::quiet_NaN()};
-  }
-  return premul_factor(handle.cast<const c10d::ReduceOp&>());
-}
 
 PYBIND11_MODULE(_C, module) {
   module.doc() = "The C++ core of MCR-DL.";

@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/python/calls.h"
 #include "bindings/python/gil.h"
 #include "bindings/python/names.h"
 #include "bindings/python/parts.h"
+#include "bindings/python/signals.h"
 #include "choose/plan_search.h"
 
 namespace py = pybind11;

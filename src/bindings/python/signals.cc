@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "bindings/python/calls.h"
+#include "bindings/python/signals.h"
+
 #include "bindings/python/errors.h"
 #include "bindings/python/gil.h"
 

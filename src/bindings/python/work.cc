@@ -12,13 +12,15 @@
 #include <vector>
 
 #include "bindings/python/arguments.h"
-#include "bindings/python/calls.h"
 #include "bindings/python/errors.h"
 #include "bindings/python/gil.h"
+#include "bindings/python/kept_tensors.h"
 #include "bindings/python/objects.h"
+#include "bindings/python/signals.h"
 #include "bindings/python/unlocked.h"
 #include "bindings/torch/completions.h"
 #include "bindings/torch/named_backend.h"
+#include "engine/wait.h"
 
 namespace py = pybind11;
 

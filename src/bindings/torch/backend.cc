@@ -11,6 +11,7 @@
 
 #include "bindings/python/calls.h"
 #include "bindings/python/gil.h"
+#include "bindings/python/signals.h"
 #include "bindings/torch/completions.h"
 #include "bindings/torch/error.h"
 #include "engine/stream_call.h"

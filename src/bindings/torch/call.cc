@@ -8,9 +8,10 @@
 
 #include "base/error.h"
 #include "bindings/python/arguments.h"
-#include "bindings/python/calls.h"
 #include "bindings/python/gil.h"
+#include "bindings/python/kept_tensors.h"
 #include "bindings/python/log.h"
+#include "bindings/python/signals.h"
 #include "bindings/torch/named_backend.h"
 #include "bindings/torch/thread_number.h"
 

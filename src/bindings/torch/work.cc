@@ -10,10 +10,11 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
-#include "bindings/python/calls.h"
 #include "bindings/python/devices.h"
 #include "bindings/python/errors.h"
 #include "bindings/python/gil.h"
+#include "bindings/python/kept_tensors.h"
+#include "bindings/python/signals.h"
 #include "bindings/torch/completions.h"
 #include "bindings/torch/error.h"
 #include "bindings/torch/named_backend.h"

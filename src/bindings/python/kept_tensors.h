@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "bindings/python/tensors.h"
+#include "runtime/work.h"
+
+namespace mcr::python {
+
+/// The tensors that a Work keeps for the caller: all tensors of the call, and which of them hold its result.
+class KeptTensors {
+ public:
+  /// The first `results` tensors of `all` hold the result.
+  KeptTensors(TensorList all, std::size_t results) : all_(std::move(all)), results_(results) {}
+  KeptTensors(const KeptTensors&) = delete;
+  KeptTensors& operator=(const KeptTensors&) = delete;
+  ~KeptTensors();
+  /// The result tensors that have not been released.
+  std::vector<at::Tensor> results() const;
+  /// Releases all tensors.
+  void release();
+  /// The result tensors of a Work; empty if it keeps none.
+  static std::vector<at::Tensor> results_of(const Work& work) {
+    const auto* kept = static_cast<const KeptTensors*>(work.plan().kept.get());
+    return kept == nullptr ? std::vector<at::Tensor>{} : kept->results();
+  }
+  /// For Plan::release.
+  static void release_of(void* kept) { static_cast<KeptTensors*>(kept)->release(); }
+
+ private:
+  mutable std::mutex mutex_;
+  TensorList all_;
+  std::size_t results_;
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> left_;
+};
+
+}  // namespace mcr::python
