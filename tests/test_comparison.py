@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -199,8 +200,8 @@ def test_the_last_comparison_is_made_once(capsys: pytest.CaptureFixture[str]) ->
         asked.append(action)
         raise RuntimeError("it is away")
 
-    exchange: Any = SimpleNamespace(store=torch_dist.HashStore(), ask=ask, pause=0.0)
-    made = Detail(exchange, 0, 2, SimpleNamespace(broken=False))
+    exchange: Any = SimpleNamespace(rank=0, size=2, store=torch_dist.HashStore(), ask=ask, pause=0.0)
+    made = Detail(exchange, threading.Event())
     made.compare_last()
     made.compare_last()
     assert len(asked) == 1

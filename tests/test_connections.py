@@ -48,10 +48,11 @@ class Job:
         def tell(alarm: Alarm) -> tuple[int, bool]:
             for other, losses in enumerate(self.ranks):
                 if other != rank:
-                    losses.alarmed(alarm)
+                    losses.learn(alarm.lost, alarm.text, alarm.process)
             return 0, True
 
         return SimpleNamespace(
+            rank=rank,
             ask=lambda action, *_: action(),
             left=lambda key, other: self.left.get(f"{key}/{other}"),
             leave=lambda key, value: self.left.update({f"{key}/{rank}": value}) is None,
@@ -62,7 +63,7 @@ class Job:
 
     def start(self, rank: int, pid: int = 0) -> Losses:
         """A process for the rank."""
-        losses = Losses(self.exchange(rank), rank)
+        losses = Losses(self.exchange(rank))
         losses._nodes = list(self.nodes)
         losses._connections = Connections(losses._exchange, self.member(rank, pid), 3.0, losses)
         losses._connections.start(self.nodes, set(), wait=True)
@@ -187,7 +188,7 @@ def test_all_of_a_large_host_are_lost(make: Make) -> None:
 
     def lose() -> None:
         for rank in range(1, 401):
-            losses._lose(rank, f"lost rank {rank}")
+            losses.lose(rank, f"lost rank {rank}")
 
     job.connections(0)._request(lose)  # on its own thread
     await_true(lambda: len(job.connections(0)._gone) == 400)

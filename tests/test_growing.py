@@ -19,7 +19,6 @@ from harness import launchers
 from mcr_dl import _C
 from mcr_dl.groups import returning
 from mcr_dl.testing.nursery import Child, Nursery
-from mcr_dl.watch._alarm import Alarm
 from mcr_dl.watch._losses import Losses, process_of
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -135,13 +134,13 @@ def test_a_waiting_process_that_was_taken_for_ended() -> None:
 
 def test_late_news_of_the_process_before() -> None:
     """They do not concern the process that has taken its place: ranks of other hosts may hear them late."""
-    losses = Losses(SimpleNamespace(ask=unreachable), 0)
+    losses = Losses(SimpleNamespace(rank=0, ask=unreachable))
     losses.begin([0] * 10)
     before, after = ({"machine": "node1", "processes": "pid:[1]", "pid": pid} for pid in (10, 11))
     losses.replace(9, after, "lost rank 9", 0)
-    losses.alarmed(Alarm(2, "lost", "", "lost rank 9", lost=9, process=process_of(before)))
+    losses.learn(9, "lost rank 9", process_of(before))
     assert not losses.any
-    losses.alarmed(Alarm(2, "lost", "", "lost rank 9 again", lost=9, process=process_of(after)))
+    losses.learn(9, "lost rank 9 again", process_of(after))
     assert losses.texts == {9: "lost rank 9 again"}
     _C.regain(9)
 

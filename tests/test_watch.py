@@ -350,7 +350,7 @@ def test_an_alarm_that_was_not_rung() -> None:
     """Its first rank has ended since; and the time of the inquiry is limited as a whole."""
     exchange = Exchange(torch_dist.HashStore(), 0, 2, lambda _: report([]), lambda *_: None)
     exchange.start()
-    inquiries, alarm = Inquiries(exchange, Losses(exchange, 0)), Alarm(0, "timeout", "g", "text", 1)
+    inquiries, alarm = Inquiries(exchange, Losses(exchange)), Alarm(0, "timeout", "g", "text", 1)
     exchange.store.add("alarm/0", 1)
     try:
         begin = time.monotonic()
@@ -413,7 +413,7 @@ def test_the_end_of_a_process_while_the_store_is_slow(well: bool | None) -> None
     store = torch_dist.HashStore()
     exchange = _exchange(store)
     exchange.start()
-    losses = Losses(exchange, 0)
+    losses = Losses(exchange)
     losses._nodes, losses._peers = [0, 0, 1], SimpleNamespace(running=set)  # type: ignore[assignment]
     note = {**_report.identity(1), "pid": 1 if well is None else os.getpid(), "well": well is not False, "ended": "it"}
     store.set("watch/ended/1", json.dumps({**note, "by_code": False}))
@@ -434,7 +434,7 @@ def test_the_rank_that_tells_other_hosts(ended: bool) -> None:
     store = torch_dist.HashStore()
     exchange = Exchange(store, 1, 4, lambda _: report([]), lambda *_: None)
     exchange.start()
-    losses, told = Losses(exchange, 1), list[int]()
+    losses, told = Losses(exchange), list[int]()
     losses._nodes, losses._peers = [0, 0, 0, 1], SimpleNamespace(running=lambda: {0})  # type: ignore[assignment]
     losses._tell = lambda rank, *_: told.append(rank)  # type: ignore[method-assign]
     note = json.dumps({**_report.identity(0), "well": True, "ended": "it has ended", "by_code": False})
@@ -455,7 +455,7 @@ def test_identities_that_cannot_be_read(caplog: pytest.LogCaptureFixture) -> Non
     """The rank says that it notices less, and still connects to other hosts."""
     exchange = _exchange(torch_dist.HashStore())
     exchange.lost = "it does not answer"
-    losses = Losses(exchange, 0)
+    losses = Losses(exchange)
     connected: list[bool] = []
     losses._connect = lambda *, wait: connected.append(wait)  # type: ignore[method-assign]
     losses.begin([0, 0, 1])

@@ -37,7 +37,7 @@ class Rank:
         self.exchange = Exchange(store, rank, size, self._answer, lambda *_: None)
         self.counted = Counted(self.exchange._mine)
         self.exchange._mine = self.counted
-        self.losses = Losses(self.exchange, rank)
+        self.losses = Losses(self.exchange)
         self.inquiries = Inquiries(self.exchange, self.losses)
         self.size = size
 

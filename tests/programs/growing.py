@@ -107,7 +107,7 @@ def main(backends: str, lost_ranks: str, mode: str) -> None:
         time.sleep(0.02)
     check(group, world)
     print(f"job {state.current().job}", flush=True)
-    print(f"in detail: {_watch._current is not None and _watch._current._detail is not None}", flush=True)
+    print(f"in detail: {_watch._current is not None and _watch._current.detail is not None}", flush=True)
     further(group)
     dist.destroy_process_group()
 

@@ -12,7 +12,6 @@ from mcr_dl.watch._fork import forked, refuse_fork
 from mcr_dl.watch._report import identity
 from mcr_dl.watch._watch import (
     Former,
-    Living,
     close,
     compare,
     compare_last,
@@ -33,7 +32,6 @@ from mcr_dl.watch.dump import prepare_folder, set_job
 
 __all__ = [
     "Former",
-    "Living",
     "close",
     "compare",
     "compare_last",

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
-from typing import Protocol
 
 from mcr_dl import _C
 from mcr_dl.base.agreement import STORE_ERRORS
@@ -18,18 +18,13 @@ _FAREWELL = 10.0  # seconds for the other ranks to end too
 _COMPARISON = 5.0  # for one step of the comparison of calls
 
 
-class Watched(Protocol):
-    """The part of a watch that this needs."""
-
-    broken: bool  # ranks are or were missing, or have made different calls
-
-
 class Detail:
     """The comparison of one life. From the threads of the watch and of the program."""
 
-    def __init__(self, exchange: Exchange, rank: int, size: int, watch: Watched) -> None:
-        self._exchange, self._rank, self._watch = exchange, rank, watch
-        self._comparison = Comparison(exchange.store, rank, size)
+    def __init__(self, exchange: Exchange, broken: threading.Event) -> None:
+        """``broken``: ranks are or were missing, or have made different calls."""
+        self._exchange, self._broken = exchange, broken
+        self._comparison = Comparison(exchange.store, exchange.rank, exchange.size)
         self._stopped = False  # the calls of this process, because of a difference
         self._last = False  # the last calls have been compared, or could not be
 
@@ -53,21 +48,21 @@ class Detail:
         stopped, self._stopped = self._stopped, True
         if stopped:
             return
-        self._watch.broken = True
+        self._broken.set()
         _C.stop_desync(text)
         if not tell:
             return
         with contextlib.suppress(*STORE_ERRORS):
-            self._exchange.raise_alarm(Alarm(self._rank, "desync", group, text))
+            self._exchange.raise_alarm(Alarm(self._exchange.rank, "desync", group, text))
 
     def compare_last(self) -> None:
         """Wait, for some seconds, until all calls of all ranks have been compared. A second call does nothing."""
-        if self._watch.broken or self._last:
+        if self._broken.is_set() or self._last:
             return
         self._last = True
         verdict, deadline = None, time.monotonic() + _FAREWELL
         reason = "some ranks have not come to their end"
-        while verdict is None and not self._watch.broken and time.monotonic() < deadline:
+        while verdict is None and not self._broken.is_set() and time.monotonic() < deadline:
             try:
                 verdict = self._exchange.ask(self._comparison.finish, _COMPARISON)
             except STORE_ERRORS as error:
@@ -76,9 +71,9 @@ class Detail:
             if verdict is None:
                 time.sleep(self._exchange.pause)
         if verdict is not None and verdict.text:
-            self._stop(verdict.group, verdict.text, tell=self._rank == 0)  # the others have read it, too
+            self._stop(verdict.group, verdict.text, tell=self._exchange.rank == 0)  # the others have read it, too
         elif verdict is not None and verdict.missing:
             reason = f"{ranks_text(verdict.missing)} ended without it"
-        if not self._watch.broken and (verdict is None or verdict.missing):
+        if not self._broken.is_set() and (verdict is None or verdict.missing):
             with contextlib.suppress(OSError, ValueError):  # closed
                 print(f"mcr_dl: the last calls have not been compared: {reason}", file=sys.stderr, flush=True)

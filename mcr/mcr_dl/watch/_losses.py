@@ -47,9 +47,9 @@ class Losses:
     the other ranks. If a process of this host ends, the lowest rank that still runs here tells them.
     """
 
-    def __init__(self, exchange: Exchange, rank: int) -> None:
+    def __init__(self, exchange: Exchange) -> None:
         """Raises InvalidArgumentError for a value of the variable that makes no sense."""
-        self._exchange, self._rank = exchange, rank
+        self._exchange, self._rank = exchange, exchange.rank
         self._silence = _connections.limit()
         self._texts: dict[int, str] = {}  # of lost ranks
         self._untold: dict[int, tuple[str, str]] = {}  # text and process of those that the other hosts do not know
@@ -148,25 +148,22 @@ class Losses:
     def _has_lost(self, ranks: set[int]) -> bool:
         return any(rank in self._texts for rank in ranks)
 
-    def alarmed(self, alarm: Alarm) -> None:
+    def learn(self, rank: int, text: str, process: str) -> None:
         """Another rank has told that one is lost."""
-        self._learn(alarm.lost, alarm.text, alarm.process)
-
-    def _learn(self, rank: int, text: str, process: str) -> None:
         if rank == self._rank and process != process_of(identity(rank)):
             return  # a process that had this rank before
         if rank == self._rank:
             text = f"the other ranks have found this process lost, and go on without it: {text}"
-        self._lose(rank, text, process)
+        self.lose(rank, text, process)
 
     def note(self, texts: dict[int, str]) -> None:
         """Ranks have been lost before this process came."""
         for rank, text in texts.items():
-            self._lose(rank, text)
+            self.lose(rank, text)
 
     def replace(self, rank: int, member: dict[str, Any], text: str, node: int) -> None:
         """Another process has taken the place of a lost rank, of which this process may not know yet."""
-        self._lose(rank, text)
+        self.lose(rank, text)
         with self._lock:
             self._replaced[rank] = process_of(member)
             self._untold.pop(rank, None)
@@ -179,10 +176,6 @@ class Losses:
         if self._peers is not None and _is_near(member):
             self._peers.add(rank, member)
         self._connect(wait=False)  # the process may not be ready to be connected to
-
-    def give_up(self, rank: int, text: str) -> None:
-        """The process that was to take the place of a lost rank does not."""
-        self._lose(rank, text)
 
     def fail_operations(self, groups: list[_C.Group]) -> None:
         """Fail the operations that no thread waits for, so that futures and callbacks get the error.
@@ -211,7 +204,7 @@ class Losses:
         self._tell_connected(rank, text, process)
         self._untold[rank] = text, process
         self._tell_hosts(rank)
-        self._lose(rank, text, process)
+        self.lose(rank, text, process)
 
     def _tell_hosts(self, ended: int) -> None:
         """Tell other hosts of the lost ranks, if no lower rank of this host can. ``ended``: this process is no more."""
@@ -269,7 +262,7 @@ class Losses:
             if text is not None and self._is_new(rank, process):
                 self._tell_connected(rank, text, process)
                 self._tell(rank, text, process)
-                self._lose(rank, text, process)
+                self.lose(rank, text, process)
 
     def _process(self, rank: int) -> str:
         """The process of a rank, as far as the store says."""
@@ -280,7 +273,7 @@ class Losses:
 
     def heard(self, row: dict[str, Any]) -> None:
         """A connected rank has told that one is lost."""
-        self._learn(int(row["lost"]), str(row["text"]), str(row["process"]))
+        self.learn(int(row["lost"]), str(row["text"]), str(row["process"]))
 
     def failed(self, reason: str) -> None:
         """There is no connection: the time limits remain."""
@@ -299,7 +292,7 @@ class Losses:
         present = self._replaced.get(rank)
         return rank not in self._texts and not (process and present and process != present)
 
-    def _lose(self, rank: int, text: str, process: str = "") -> None:
+    def lose(self, rank: int, text: str, process: str = "") -> None:
         """Note the loss, if it is new."""
         with self._lock:
             if not self._is_new(rank, process):

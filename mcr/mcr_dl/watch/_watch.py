@@ -40,7 +40,7 @@ EXIT_TIMEOUT = 70  # exit codes of processes ended in a call that cannot be inte
 EXIT_INTERRUPTED = 130
 
 
-Living = Callable[[], list[_C.Group]]  # the groups that exist
+_Living = Callable[[], list[_C.Group]]  # the groups that exist
 
 
 class Former(NamedTuple):
@@ -64,7 +64,7 @@ class Watch:
     """One life of the runtime, from init to finalize."""
 
     def __init__(
-        self, store: torch_dist.Store, rank: int, size: int, living: Living, *, detail: bool, former: Former | None
+        self, store: torch_dist.Store, rank: int, size: int, living: _Living, *, detail: bool, former: Former | None
     ) -> None:
         self.rank, self._size, self._living = rank, size, living
         self._holds_store = rank == 0 and holds(store)
@@ -72,55 +72,42 @@ class Watch:
         self._former = former
         number = 0 if former is None else former.alarm
         self._exchange = Exchange(store, rank, size, self._answer, self._heard, number)
-        self._losses = Losses(self._exchange, rank)
-        self._inquiries = Inquiries(self._exchange, self._losses)
+        self.losses = Losses(self._exchange)
+        self.inquiries = Inquiries(self._exchange, self.losses)
         self._well = True  # communication has ended as intended
         # Ranks are or were missing: steps at the end that would wait for them are skipped.
-        self.broken = former is not None
-        self._detail = Detail(self._exchange, rank, size, self) if detail else None
+        self.broken = threading.Event()
+        if former is not None:
+            self.broken.set()
+        self.detail = Detail(self._exchange, self.broken) if detail else None
         self._ending = threading.Event()
         self._inquiring = threading.Lock()
         self._known = _Known("", False, 0, "", -SAME)
         self._last_alarm = -_SPACING
         self._failed: str | None = None  # the last call that has failed
         self._tolerated: set[tuple[str, str]] = set()  # groups, by their labels, whose making may stay in a library
-        looks = (self._look_at_threads, self._look_at_operations, self._look_at_losses)
-        self._steps = (_C.watch_interrupts, *looks, self.compare)
+        looks = [self._look_at_threads, self._look_at_operations, self._look_at_losses]
+        self._steps: list[Callable[[], None]] = [_C.watch_interrupts, *looks]
+        if self.detail is not None:
+            self._steps.append(self.detail.compare)
         self._sampler = threading.Thread(target=self._sample, name="mcr_dl watch", daemon=True)
 
     def start(self) -> None:
         """Begin, on its own threads."""
         if self._former is not None:
             self._exchange.take_over()
-            self._losses.note(self._former.lost)
+            self.losses.note(self._former.lost)
         self._exchange.start()
         self._exchange.leave(MEMBER, _report.identity(self.rank))
         self._sampler.start()
-
-    def watch_processes(self, nodes: list[int]) -> None:
-        """Notice the end of the other ranks. ``nodes``: each rank's host, by a number."""
-        self._losses.begin(nodes)
-
-    def lost(self) -> dict[int, str]:
-        """The ranks whose processes have been lost, and what happened to each."""
-        return self._losses.texts
 
     def tolerate(self, label: str, backend: str) -> None:
         """Let threads that connect the group of this label stay in the backend's library."""
         self._tolerated.add((label, backend))
 
-    def replace(self, rank: int, member: dict[str, Any], text: str, node: int) -> None:
-        """Another process has taken the place of a lost rank."""
-        self.broken = True
-        self._losses.replace(rank, member, text, node)
-
-    def give_up(self, rank: int, text: str) -> None:
-        """The awaited process will not come."""
-        self._losses.give_up(rank, text)
-
     def former(self) -> Former:
         """The facts that a process in the place of a lost rank must know."""
-        return Former(self._exchange.number, self._losses.texts)
+        return Former(self._exchange.number, self.losses.texts)
 
     def stop(self, reason: str, *, well: bool, by_code: bool = False) -> None:
         """End, and leave a note why this process is no longer there, and whether it ends as intended."""
@@ -131,14 +118,14 @@ class Watch:
         # Without its note, a rank that ends as intended would be taken for lost.
         last = _report.last(self.rank, self._size, self._ages, reason, well=well, by_code=by_code)
         self._exchange.leave(ENDED, last, limit=PARTING if well else INQUIRY, anyhow=well)
-        self._losses.stop(well=well)
+        self.losses.stop(well=well)
         self._exchange.stop()
         if self._sampler.is_alive():
             self._sampler.join(ANSWERS + 1.0)
 
     def leave_together(self, well: bool, limit: float) -> bool:
         """At the end of the process: whether the libraries can be ended, which needs all ranks."""
-        return self._exchange.leave_together(well and not self.broken and not self._losses.any, limit)
+        return self._exchange.leave_together(well and not self.broken.is_set() and not self.losses.any, limit)
 
     def end(self) -> None:
         """Another life of the runtime has begun and ended: this one gets no more requests."""
@@ -163,10 +150,10 @@ class Watch:
                     failed.add(step.__name__)
 
     def _look_at_losses(self) -> None:
-        if self._losses.any:
-            self.broken = True
-        if self._losses.overdue:
-            self._losses.fail_operations(self._living())
+        if self.losses.any:
+            self.broken.set()
+        if self.losses.overdue:
+            self.losses.fail_operations(self._living())
 
     def _look_at_threads(self) -> None:
         since_interrupt = _C.since_interrupt()
@@ -179,7 +166,7 @@ class Watch:
             if main and since_interrupt is not None and _PROMPT < since_interrupt < age:
                 text = f"{name_of(activity)}: interrupted after {age:.1f} s in a call that cannot be left otherwise"
                 self._end_process(f"KeyboardInterrupt: {text}", EXIT_INTERRUPTED)
-            lost = _C.lost(activity["label"]) if self._losses.overdue else None
+            lost = _C.lost(activity["label"]) if self.losses.overdue else None
             if lost is not None:
                 self._end_activity(activity, f"PeerLostError: {name_of(activity)}: {lost}")
             elif 0 < activity["limit"] < age - _GRACE:
@@ -218,16 +205,6 @@ class Watch:
             shared = time.monotonic() - begin > _ROUND and self._known.label != known["label"]
             _C.expire(work, self._timed_out(known["what"], known, self._of_another_call(0.0) if shared else ""))
 
-    def compare(self) -> None:
-        """Leave this process's new calls for the comparison, in detail mode."""
-        if self._detail is not None:
-            self._detail.compare()
-
-    def compare_last(self) -> None:
-        """In detail mode: wait, for some seconds, until all calls of all ranks have been compared."""
-        if self._detail is not None:
-            self._detail.compare_last()
-
     def _end_process(self, text: str, code: int) -> None:
         """End the process: nothing else ends a thread inside a library, and not even a signal handler gets to run."""
         with contextlib.suppress(RuntimeError):  # at the end of the interpreter no thread can start
@@ -246,10 +223,6 @@ class Watch:
             os._exit(code)
 
     # ---- alarms
-
-    def locate(self, text: str, ranks: list[int]) -> str:
-        """Where these ranks are, for the error of a step that they have not come to; empty if that is not known."""
-        return self._inquiries.locate(text, ranks)
 
     def explain(self, text: str, label: str, seq: int, message: bool, timeout: bool) -> str:
         """Complete the error text of a call that other ranks take part in."""
@@ -278,7 +251,7 @@ class Watch:
         """
         position = _position(label)
         if position is not None:
-            self._losses.await_end(position["ranks"], news=news)
+            self.losses.await_end(position["ranks"], news=news)
         return _C.lost(label)
 
     def _explanation(self, text: str, label: str, seq: int, message: bool, kind: str, patience: float) -> str:
@@ -314,30 +287,31 @@ class Watch:
 
     def _inquire(self, alarm: Alarm, ranks: list[int], patience: float) -> str:
         try:
-            found = self._inquiries.find_out(alarm, ranks, patience)
+            found = self.inquiries.find_out(alarm, ranks, patience)
         except agreement.STORE_ERRORS as error:
-            self.broken = True
+            self.broken.set()
             reason = str(error).partition("\n")[0]
             return f"Which ranks have not arrived is not known, as the store cannot be reached ({reason})."
         except Exception as error:  # a report of another kind than this process makes
             _log.exception("rank %d: the reports of the other ranks cannot be read", self.rank)
             return f"Which ranks have not arrived is not known: {type(error).__name__}: {error}."
-        self.broken = self.broken or found.silent
+        if found.silent:
+            self.broken.set()
         return found.text
 
     def _answer(self, alarm: Alarm) -> _report.Report:
         report = _report.make(self.rank, self._size, self._ages, alarm.group)
-        if self._detail is not None and alarm.message:
-            report["unmatched"] = self._detail.unmatched(alarm.group)
-        self._inquiries.note(self._exchange.number, alarm, report)
+        if self.detail is not None and alarm.message:
+            report["unmatched"] = self.detail.unmatched(alarm.group)
+        self.inquiries.note(self._exchange.number, alarm, report)
         return report
 
     def _heard(self, number: int, alarm: Alarm) -> None:
         if alarm.kind == "desync":
-            self.broken = True
+            self.broken.set()
             _C.stop_desync(alarm.text)
         elif alarm.kind == "lost":
-            self._losses.alarmed(alarm)
+            self.losses.learn(alarm.lost, alarm.text, alarm.process)
         if dump.folder() is not None:
             report = _report.make(self.rank, self._size, self._ages, alarm.group, whole=True)
             dump.write(number, report, vars(alarm))
@@ -367,13 +341,13 @@ def explain(text: str, label: str, seq: int, message: int, timeout: int) -> str:
 
 def locate(text: str, ranks: list[int]) -> str:
     """Where ranks are that have not come to a step of the start; empty if that is not known."""
-    return "" if _current is None else _current.locate(text, ranks)
+    return "" if _current is None else _current.inquiries.locate(text, ranks)
 
 
 def compare() -> None:
     """Leave this process's new calls for the comparison, in detail mode, before a group ends."""
-    if _current is not None:
-        _current.compare()
+    if _current is not None and _current.detail is not None:
+        _current.detail.compare()
 
 
 def compare_last() -> str:
@@ -381,13 +355,13 @@ def compare_last() -> str:
 
     Returns the text of a difference that no call has raised, else an empty one.
     """
-    if _current is not None:
-        _current.compare_last()
+    if _current is not None and _current.detail is not None:
+        _current.detail.compare_last()
     return _C.take_desync()
 
 
 def start(
-    store: torch_dist.Store, rank: int, size: int, living: Living, *, detail: bool, former: Former | None = None
+    store: torch_dist.Store, rank: int, size: int, living: _Living, *, detail: bool, former: Former | None = None
 ) -> None:
     """Begin to watch, if there are other ranks. ``former``: this process takes the place of a lost rank."""
     global _current
@@ -405,12 +379,12 @@ def watch_processes(nodes: list[int]) -> None:
     ``nodes``: each rank's host, by a number.
     """
     if _current is not None:
-        _current.watch_processes(nodes)
+        _current.losses.begin(nodes)
 
 
 def lost() -> dict[int, str]:
     """The global ranks whose processes have been lost so far, as this process knows, and what happened to each."""
-    return {} if _current is None else _current.lost()
+    return {} if _current is None else _current.losses.texts
 
 
 def replace(rank: int, member: dict[str, Any], text: str, node: int) -> None:
@@ -420,7 +394,8 @@ def replace(rank: int, member: dict[str, Any], text: str, node: int) -> None:
     ``node``: the number of its host.
     """
     if _current is not None:
-        _current.replace(rank, member, text, node)
+        _current.broken.set()
+        _current.losses.replace(rank, member, text, node)
 
 
 def tolerate(label: str, backend: str) -> None:
@@ -432,7 +407,7 @@ def tolerate(label: str, backend: str) -> None:
 def give_up(rank: int, text: str) -> None:
     """The process that was to take the place of a lost rank does not: the rank is lost again."""
     if _current is not None:
-        _current.give_up(rank, text)
+        _current.losses.lose(rank, text)
 
 
 def former() -> Former:
@@ -442,7 +417,7 @@ def former() -> Former:
 
 def has_lost() -> bool:
     """Whether a rank is lost, or was before another process took its place."""
-    return _current is not None and (_current.broken or bool(_current.lost()))
+    return _current is not None and (_current.broken.is_set() or _current.losses.any)
 
 
 def stop(reason: str = "it has ended communication", *, well: bool = True, by_code: bool = False) -> None:
