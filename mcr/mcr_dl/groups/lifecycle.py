@@ -243,7 +243,7 @@ def _make_world(current: state.State) -> _C.Group:
     launch = current.launch
     world = _C.Group("default", list(range(launch.size)), launch.rank, current.timeout, max(current.device, 0))
     _connect_world(world, current)
-    core_groups.equip(world, current.backends)
+    core_groups.equip(world)
     current.groups[world.name()] = world
     if launch.size > 1:
         store = WatchedStore("init", current.store, world)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -94,6 +95,33 @@ def undone(name: str) -> Iterator[None]:
         for each in list(current.of(name).shadows)[before:] if state.is_initialized() else []:
             close(each)
         raise
+
+
+def make(
+    name: str,
+    ranks: list[int],
+    backends: list[str],
+    timeout: timedelta,
+    finish: Callable[[_C.Group], None],
+    *,
+    mpi_comm: int | None = None,
+    patience: float | None = None,
+) -> _C.Group:
+    """A connected group of global ranks that includes this process. Collective over its members: on all or on none.
+
+    ``finish``: the last step of making it. ``mpi_comm``, ``patience``: as for ``connect``.
+    """
+    current = state.current()
+    group = _C.Group(name, ranks, ranks.index(current.launch.rank), timeout, max(current.device, 0))
+    attempt = Attempt(group)
+    try:
+        with undone(name), attempt.all_or_none(backends):
+            connect(group, backends, attempt=attempt, mpi_comm=mpi_comm, patience=patience)
+            finish(group)
+    except BaseException:
+        end(group)
+        raise
+    return group
 
 
 def connect(

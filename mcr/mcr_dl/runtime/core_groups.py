@@ -9,7 +9,6 @@ from datetime import timedelta
 from mcr_dl import _C, watch
 from mcr_dl.base.errors import BackendUnavailableError, CollectiveTimeoutError, InvalidArgumentError
 from mcr_dl.runtime import communicators, devices, state, trials
-from mcr_dl.runtime.attempts import Attempt
 
 # All ranks raise these together at a start, or have waited for each other in vain.
 _AGREED = (BackendUnavailableError, CollectiveTimeoutError, InvalidArgumentError)
@@ -29,25 +28,16 @@ def make(
     ``mpi_comm``, ``patience``: as for ``communicators.connect``.
     """
     current = state.current()
-    names = list(backends)
-    group = _C.Group(name, ranks, ranks.index(current.launch.rank), timeout, max(current.device, 0))
-    attempt = Attempt(group)
-    try:
-        with communicators.undone(name), attempt.all_or_none(names):
-            communicators.connect(group, names, attempt=attempt, mpi_comm=mpi_comm, patience=patience)
-            equip(group, names)
-    except BaseException:
-        communicators.end(group)
-        raise
+    group = communicators.make(name, ranks, list(backends), timeout, equip, mpi_comm=mpi_comm, patience=patience)
     current.groups[name] = group
     return group
 
 
-def equip(group: _C.Group, names: list[str]) -> None:
+def equip(group: _C.Group) -> None:
     """Give a connected group its stages, its candidates and its costs."""
     current = state.current()
     if current.staging is not None:
-        devices.stage(group, names, current.staging)
+        devices.stage(group, current.staging)
     current.tune(group)
 
 

@@ -85,9 +85,9 @@ def agree(current: State) -> int | None:
     return None if answer is None else int(answer)
 
 
-def stage(group: _C.Group, names: list[str], chunk: int) -> None:
+def stage(group: _C.Group, chunk: int) -> None:
     """Let a group's host libraries take device tensors, by communicators of their own."""
-    hosts = [name for name in names if group._streams(name) is None]
+    hosts = [name for name in group.backends if group._streams(name) is None]
     if not hosts:
         return
     stages.make(group)

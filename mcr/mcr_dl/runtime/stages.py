@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from mcr_dl import _C
 from mcr_dl.runtime import communicators, state
-from mcr_dl.runtime.attempts import Attempt
 
 
 def make(group: _C.Group) -> None:
@@ -16,16 +15,7 @@ def make(group: _C.Group) -> None:
     if group._has_stages():
         return
     current = state.current()
-    name = f"{group.name()}/stage"
     hosts = [backend for backend in group.backends if group._streams(backend) is None]
-    stage = _C.Group(name, list(group.ranks), group.rank(), group.timeout)
-    attempt = Attempt(stage)
-    try:
-        with communicators.undone(name), attempt.all_or_none(hosts):
-            communicators.connect(stage, hosts, attempt=attempt)
-            current.tune(stage)
-    except BaseException:
-        communicators.end(stage)
-        raise
+    stage = communicators.make(f"{group.name()}/stage", list(group.ranks), hosts, group.timeout, current.tune)
     current.add_shadow(group.name(), stage)
     group._set_stages([stage])
