@@ -6,7 +6,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from datetime import timedelta
-from functools import partial
+
+import torch.distributed as torch_dist
 
 from mcr_dl import _C, watch
 from mcr_dl.base.warning import warn
@@ -71,26 +72,40 @@ def add_dimensions(group: _C.Group, given: dict[str, _C.Group] | None = None) ->
 
 
 def make_line(group: _C.Group, held: dimensions.Held, index: int, turn: int = -1) -> _C.Group:
-    """Make the group of a dimension (``dimensions.add_group``)."""
-    return dimensions.add_group(held, group, index, partial(make_group, line=True), turn)
+    """Make the group of a dimension. Collective over the group. ``turn`` distinguishes successive topologies."""
+    name, line = held.grid.dimensions[index][0], held.grid.line(group.rank(), index)
+    # No dimension's name has a colon, so that no two groups get one name.
+    text = f"{group.name()}/{name}:{line[0]}" + (f":{turn}" if turn >= 0 else "")
+    made = make_group(text, [group.ranks[rank] for rank in line], group.backends, group.timeout, line=True)
+    held.groups[name] = made
+    held.owned.append(made)
+    return made
+
+
+def end_lines(held: dimensions.Held) -> None:
+    """End the groups that were made with a topology; those that are torch's process groups end through torch."""
+    for each in held.owned:
+        if state.has_ended(each):
+            continue
+        handle = _C.handle_of(each)
+        if isinstance(handle, torch_dist.ProcessGroup):
+            torch_dist.destroy_process_group(handle)
+        else:
+            end_group(each)
 
 
 def replace_dimensions(group: _C.Group, held: dimensions.Held | None) -> None:
-    """Give a group another topology with its groups, or none, and end those of the one before."""
+    """Give a group another topology with its groups, or none, and end those that were made for the one before."""
     ours = state.current().of(group.name())
     before, ours.topology = ours.topology, held
-    dimensions.end(before, state.has_ended, end_group)
-
-
-def end_dimensions(group: _C.Group) -> None:
-    """End the groups that were made for a group's dimensions."""
-    replace_dimensions(group, None)
+    if before is not None:
+        end_lines(before)
 
 
 def give_up(group: _C.Group) -> None:
     """End a group that cannot be used, with the groups of its dimensions: running operations fail."""
     try:
-        end_dimensions(group)
+        replace_dimensions(group, None)
     finally:
         core_groups.forget_group(group)
 
@@ -119,7 +134,7 @@ def end_group(group: _C.Group) -> None:
         drained = _drained(group)
     finally:
         try:
-            end_dimensions(group)
+            replace_dimensions(group, None)
         finally:
             core_groups.forget_group(group)
     if not drained:

@@ -186,6 +186,6 @@ def set_topology(
                 torch_groups.publish(factory.make_line(members, held, index, turn), parent=members)
     except BaseException:
         current.arranged = before
-        dimensions.end(held, state.has_ended, factory.end_group)
+        factory.end_lines(held)
         raise
     factory.replace_dimensions(members, held)

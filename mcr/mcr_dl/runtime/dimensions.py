@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch.distributed as torch_dist
-
 from mcr_dl import _C
 from mcr_dl.base import documents
 from mcr_dl.base.errors import InvalidArgumentError
@@ -172,26 +170,3 @@ def grid_of_members(given: _C.Topology | None, nodes: list[int], ranks: list[int
 def with_groups(grid: _C.Topology, size: int) -> list[int]:
     """The dimensions that have groups of their own: those that are neither one rank nor all."""
     return [index for index, row in enumerate(grid.dimensions) if 1 < row[1] < size]
-
-
-def add_group(held: Held, group: _C.Group, index: int, make: Callable[..., _C.Group], turn: int) -> _C.Group:
-    """Make the group of a dimension. Collective over the group. ``turn`` distinguishes successive topologies."""
-    name, line = held.grid.dimensions[index][0], held.grid.line(group.rank(), index)
-    # No dimension's name has a colon, so that no two groups get one name.
-    text = f"{group.name()}/{name}:{line[0]}" + (f":{turn}" if turn >= 0 else "")
-    made = make(text, [group.ranks[rank] for rank in line], group.backends, group.timeout)
-    held.groups[name] = made
-    held.owned.append(made)
-    return made
-
-
-def end(held: Held | None, has_ended: Callable[[_C.Group], bool], end_group: Callable[[_C.Group], None]) -> None:
-    """End the groups that were made with a topology; those that are torch's process groups end through torch."""
-    for each in [] if held is None else held.owned:
-        if has_ended(each):
-            continue
-        handle = _C.handle_of(each)
-        if isinstance(handle, torch_dist.ProcessGroup):
-            torch_dist.destroy_process_group(handle)
-        else:
-            end_group(each)
