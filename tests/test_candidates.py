@@ -73,7 +73,7 @@ def test_lists(monkeypatch: pytest.MonkeyPatch) -> None:
         assert registry.parse_for_group(text) == wanted
         monkeypatch.setenv("MCR_DL_BACKENDS", text)
         assert registry.parse_for_group(None) == wanted
-    assert registry.split_names("a,stripe(b,c,67)|zfp:rate=8") == ["a", "stripe(b,c,67)|zfp:rate=8"]
+    assert _C.split_names("a,stripe(b,c,67)|zfp:rate=8") == ["a", "stripe(b,c,67)|zfp:rate=8"]
     for text, message in (
         ("mpi,gloo,stripe(gloo,mpi", r"MCR_DL_BACKENDS: expected '\)' at the end, got 'stripe\(gloo,mpi'"),
         ("mpi,gloo,stripe(gloo,mip)", r"MCR_DL_BACKENDS: .* unknown name 'mip' in 'stripe\(gloo,mip\)'"),
@@ -98,7 +98,7 @@ def test_libraries_of_all_ranks() -> None:
     for text in ("gloo,hier(mpi,gloo),mpi", "gloo,themis(mpi,gloo)"):
         with pytest.raises(InvalidArgumentError, match="starts on all ranks of the job: expected 'mpi' before it, got"):
             registry.parse_for_job(text)
-        assert registry.parse_for_group(text) == registry.split_names(text)
+        assert registry.parse_for_group(text) == _C.split_names(text)
     for name in ("hier(mpi,gloo)", "themis(mpi,gloo)"):
         assert registry.with_needed([name]) == ["gloo", "mpi", name]
         assert registry.parse_for_job(["gloo", "mpi", name]) == ["gloo", "mpi", name]

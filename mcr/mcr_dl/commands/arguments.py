@@ -238,7 +238,7 @@ def exit_code(program: str, run: Callable[[], int]) -> int:
 
 
 def name_list(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(name.strip() for name in registry.split_names(text) if name.strip()))
+    names = tuple(dict.fromkeys(name.strip() for name in _C.split_names(text) if name.strip()))
     if not names:
         raise InvalidArgumentError("expected names separated by commas, got nothing")
     return names

@@ -18,8 +18,7 @@ import torch.distributed as torch_dist
 
 from mcr_dl import _C, watch
 from mcr_dl.base.errors import InvalidArgumentError, NotInitializedError, UnsupportedError
-from mcr_dl.groups import factory, forms, lifecycle, objects, survivors
-from mcr_dl.libraries import registry
+from mcr_dl.groups import factory, forms, lifecycle, survivors
 from mcr_dl.libraries.c10d import OURS
 from mcr_dl.runtime import attempts, changes, core_groups, lines, state
 
@@ -300,12 +299,6 @@ def _named(options: Any) -> list[str]:
     return list(options.backends) if isinstance(options, _C.Options) else []
 
 
-def _chosen(options: Any) -> list[str]:
-    """As ``_named``, checked for a new group."""
-    names = _named(options)
-    return registry.parse_for_group(names) if names else []
-
-
 def _group_for(options: Any, wanted: list[str], pg_options: Any) -> _C.Group:
     ranks = list(options.global_ranks_in_group)  # empty: torch's default group
     if not state.is_initialized():
@@ -330,7 +323,7 @@ def _group_for(options: Any, wanted: list[str], pg_options: Any) -> _C.Group:
         _require_place(options.group_rank, options.group_size)
         return state.current().groups["default"]
     name = _name_of(options.group_id, ranks[0])  # counts before anything can fail on this rank alone
-    names = _chosen(pg_options) or lines.that_fit(state.current().backends, ranks)
+    names = forms.named(None, pg_options) or lines.that_fit(state.current().backends, ranks)
     group = factory.make_group(name, ranks, names, options.timeout)
     _agree_on_form(group, pg_options)
     return group
@@ -405,7 +398,7 @@ def split(parent: _C.Group, ranks: Sequence[int], timeout: timedelta, options: A
     text = "_".join(map(str, members))
     part = text if len(text) <= _LONGEST else hashlib.sha256(text.encode()).hexdigest()[:16]
     turn = state.current().count(f"torch split {part}", parent.name())
-    names = [] if _named(options) == inherited else _chosen(options)
+    names = [] if _named(options) == inherited else forms.named(None, options)
     if not names or names == list(parent.backends):
         names = lines.that_fit(parent.backends, members)
     group = factory.make_group(f"{parent.name()}/torch-{part}-{turn}", members, names, timeout)
@@ -425,12 +418,7 @@ def shrink(parent: _C.Group, excluded: Sequence[int], options: Any) -> Any:
         )
         raise InvalidArgumentError(message)
     members = [rank for place, rank in enumerate(parent.ranks) if place not in excluded]
-    names = _chosen(options) or None
+    names = forms.named(None, options) or None
     wish = forms.wish(options, parent)
     group = survivors.of("shrink", parent, members, parent.timeout, wish, names).shrink(exactly=True)
     return _C.TorchBackend(group, list(group.backends))
-
-
-def monitored_barrier(group: _C.Group, timeout: timedelta, wait_all_ranks: bool) -> None:
-    """torch.distributed.ProcessGroup.monitored_barrier."""
-    objects.monitored_barrier(group, timeout, wait_all_ranks)

@@ -150,11 +150,6 @@ def require_backend(text: str, source: str) -> str:
     return candidate.backend
 
 
-def split_names(text: str) -> list[str]:
-    """Split a list such as ``"mpi,gloo,stripe(gloo,mpi)"`` into names; commas in parentheses belong to a name."""
-    return _C.split_names(text)
-
-
 def parts_of(name: str) -> tuple[str, ...]:
     """The backends that a backend is made of, and those that these are made of, each after its own; else nothing.
 
@@ -274,7 +269,7 @@ def _parts(backend: str | Iterable[str] | None, source: str) -> list[str]:
     if not hasattr(backend, "__iter__"):
         message = f"{source}: expected a name, a list of names or None, got {backend!r}"
         raise InvalidTypeError(message)
-    return split_names(backend) if isinstance(backend, str) else list(backend)
+    return _C.split_names(backend) if isinstance(backend, str) else list(backend)
 
 
 def _plain(parts: list[str]) -> list[str]:
