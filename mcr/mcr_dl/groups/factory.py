@@ -17,8 +17,6 @@ from mcr_dl.runtime import changes, communicators, core_groups, dimensions, line
 
 DRAIN = timedelta(seconds=10)  # for operations that are still running when their group or backend ends
 
-_gave_up = -DRAIN.total_seconds()  # when operations last took longer
-
 
 def make_group(
     name: str,
@@ -112,17 +110,17 @@ def give_up(group: _C.Group) -> None:
 
 def patience() -> timedelta:
     """The time that running operations get before their group ends. Groups that end one after the other share it."""
-    return min(DRAIN, timedelta(seconds=time.monotonic() - _gave_up))
+    return timedelta(seconds=min(DRAIN.total_seconds(), time.monotonic() - state.current().gave_up))
 
 
 def _drained(group: _C.Group) -> bool:
     """Wait until the operations of a group have ended; False if they take too long."""
-    global _gave_up
+    current = state.current()
     if communicators.is_broken(group):  # they may never complete inside their library
         return True
-    drained = _C.drain_groups([each._label for each in state.current().with_shadows(group)], patience())
+    drained = _C.drain_groups([each._label for each in current.with_shadows(group)], patience())
     if not drained:
-        _gave_up = time.monotonic()
+        current.gave_up = time.monotonic()
     return drained
 
 

@@ -69,6 +69,7 @@ class State:
     job: str = ""  # an identity of this life of the job, equal on its ranks
     detail: bool = False  # all calls are compared over the ranks
     meetings: Any = None  # of the functions that all ranks call together (``meetings.together``)
+    gave_up: float = float("-inf")  # when operations last took too long to end before their group
     planners: weakref.WeakSet[Planner] = field(default_factory=weakref.WeakSet)
 
     @property
