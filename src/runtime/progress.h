@@ -14,8 +14,8 @@
 
 namespace mcr {
 
-/// The host queue of one backend: a thread that advances started operations while no thread waits for them. Each
-/// backend has its own, so that one library never delays another. Sleeps while there is nothing to do.
+/// The host queue of one backend: a thread that advances started operations, at long intervals while a thread waits.
+/// Each backend has its own, so that one library never delays another. Sleeps while there is nothing to do.
 class Progress {
  public:
   Progress() = default;
