@@ -188,6 +188,7 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "def _connect(self, backend: str, path: str, existing: Any, store: Any = ...) -> None:",
         "def _streams(self, backend: str) -> str | None:",
         "def _has(self, candidate: str) -> bool:",
+        "def _connect_striped(self, first: str, second: str) -> None:",
         "def _connect_hierarchy(self, backend: str, lines: list[list[int]], "
         "parts: list[tuple[Group | None, str]]) -> None:",
         "def _connect_themis(self, backend: str, network: list[tuple[str, int, int, int, int]], ranks: list[int], "

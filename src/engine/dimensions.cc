@@ -9,6 +9,7 @@
 #include "base/text.h"
 #include "engine/dispatch.h"
 #include "engine/stages.h"
+#include "runtime/striped.h"
 
 namespace mcr {
 
@@ -65,17 +66,10 @@ void DimensionsCommunicator::abort() noexcept {
   }
 }
 
-Registry::Entry& DimensionsBackend::add(std::string_view algorithm, const std::vector<std::string>& parts,
-                                        bool moves_data) {
-  const auto name = over_dimensions(algorithm, parts);
-  if (auto* entry = Registry::instance().find(name)) return *entry;
-  return Registry::instance().add(name, std::make_unique<DimensionsBackend>(parts, moves_data));
-}
-
-std::string DimensionsBackend::library() const { return "collectives in steps over " + joined(parts_, {}, ", then "); }
-
-std::unique_ptr<Communicator> DimensionsBackend::connect(const GroupSpec& spec) {
-  throw Error(ErrorCode::InvalidArgument, "expected the communicators of the dimensions of group '" + spec.name + "'");
+Registry::Entry& add_over_dimensions(std::string_view algorithm, const std::vector<std::string>& parts,
+                                     bool moves_data) {
+  return CompositeBackend::add(over_dimensions(algorithm, parts),
+                               "collectives in steps over " + joined(parts, {}, ", then "), moves_data);
 }
 
 Dimensions dimensions_of(Group& group, const std::string& name) {
@@ -88,7 +82,7 @@ Dimensions dimensions_of(Group& group, const std::string& name) {
                 "expected " + outermost + " among the backends of group '" + group.spec().name + "'");
   }
   // By the backends, and by the group's own communicators, as not every rank has one in each dimension.
-  const auto* over = dynamic_cast<const DimensionsBackend*>(entry->backend.get());
+  const auto* over = dynamic_cast<const CompositeBackend*>(entry->backend.get());
   const bool moves_data = over != nullptr && over->moves_data() && std::ranges::all_of(backends, [&](const auto& part) {
                             const auto* slot = group.find(part);
                             return slot == nullptr || slot->communicator->moves_data();

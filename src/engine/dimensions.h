@@ -73,22 +73,8 @@ class DimensionsCommunicator : public Communicator {
   std::shared_ptr<Executor> executor_;
 };
 
-/// The registry's backend for such candidates; their communicators are made by functions of the algorithms.
-class DimensionsBackend final : public Backend {
- public:
-  /// `moves_data`: whether all parts do, as far as the caller knows; equal on all ranks.
-  DimensionsBackend(std::vector<std::string> parts, bool moves_data)
-      : parts_(std::move(parts)), moves_data_(moves_data) {}
-  /// The entry "hier(first,...)".
-  static Registry::Entry& add(std::string_view algorithm, const std::vector<std::string>& parts, bool moves_data);
-  bool moves_data() const { return moves_data_; }
-
-  std::string library() const override;
-  std::unique_ptr<Communicator> connect(const GroupSpec& spec) override;
-
- private:
-  const std::vector<std::string> parts_;
-  const bool moves_data_;
-};
+/// The entry "hier(first,...)". `moves_data`: as in CompositeBackend::add().
+Registry::Entry& add_over_dimensions(std::string_view algorithm, const std::vector<std::string>& parts,
+                                     bool moves_data);
 
 }  // namespace mcr

@@ -59,54 +59,32 @@ void Group::connect(Registry::Entry& backend, uintptr_t existing, Store* store) 
   spec.check = &check;
   const Activity activity(
       {.label = &position_->label(), .backend = &backend.name, .limit = spec.timeout, .connects = true});
-  const auto* pair = dynamic_cast<const StripedBackend*>(backend.backend.get());
-  const auto communicator = shared(pair == nullptr ? backend.backend->connect(spec) : striped(pair->names()));
+  auto communicator = backend.backend->connect(spec);
   if (communicator == nullptr)
     throw Error(ErrorCode::Unavailable, backend.name + ": connect() returned no communicator");
-  const auto* cut = pair == nullptr ? nullptr : static_cast<const StripedCommunicator*>(communicator.get());
-  add(backend, communicator, cut);
+  adopt(backend, std::move(communicator));
 }
 
-void Group::adopt(Registry::Entry& backend, std::unique_ptr<Communicator> communicator) {
-  add(backend, shared(std::move(communicator)), nullptr);
-}
-
-void Group::add(Registry::Entry& backend, const std::shared_ptr<Communicator>& communicator,
-                const StripedCommunicator* cut) {
+void Group::adopt(Registry::Entry& backend, std::unique_ptr<Communicator> made) {
+  const auto communicator = shared(std::move(made));
+  const auto* striped = dynamic_cast<const StripedCommunicator*>(communicator.get());
   backend.progress.set_patience(communicator->patience());
   // Where the library keeps no launch order, the shared streams do, also within a graph.
   if (communicator->streams() && communicator->keeps_launch_order())
     communicator->set_first_stream(backend.streams.reserve(communicator->lanes()));
   std::list<Slot> added;
-  added.push_back({backend, communicator, backend.name, 0, communicator->streams(), cut});
+  added.push_back({backend, communicator, backend.name, 0, communicator->streams(), striped});
   for (const auto variant : communicator->variants()) {
     const auto& name = Registry::instance().keep_name(variant_of(backend.name, variant));
-    const auto number = cut == nullptr ? static_cast<uint8_t>(added.back().variant + 1) : cut->variant_with(variant);
-    added.push_back({backend, communicator, name, number, communicator->streams(), cut});
+    const auto number =
+        striped == nullptr ? static_cast<uint8_t>(added.back().variant + 1) : striped->variant_with(variant);
+    added.push_back({backend, communicator, name, number, communicator->streams(), striped});
   }
   {
     const std::lock_guard lock(mutex_);
     slots_.splice(slots_.end(), added);
   }
   tune(selector_.tuning());
-}
-
-std::unique_ptr<Communicator> Group::striped(const std::array<std::string, 2>& names) {
-  StripedCommunicator::Parts parts;
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    const auto* slot = find(names[i]);
-    if (slot == nullptr) {
-      throw Error(ErrorCode::InvalidArgument,
-                  "expected " + names[i] + " among the backends of group '" + spec_.name + "'");
-    }
-    if (slot->streams) {
-      throw Error(ErrorCode::InvalidArgument, "backend: " + stripe_of(names[0], names[1]) +
-                                                  ": expected two libraries of the host, got " + names[i] +
-                                                  ", which works on a device's streams");
-    }
-    parts[i] = {names[i], slot->communicator};
-  }
-  return std::make_unique<StripedCommunicator>(std::move(parts));
 }
 
 void Group::disconnect(std::string_view name) {
@@ -224,6 +202,24 @@ int Group::group_rank(int global_rank) const {
   if (identity_) return global_rank >= 0 && global_rank < size() ? global_rank : -1;
   const auto found = std::find(spec_.ranks.begin(), spec_.ranks.end(), global_rank);
   return found == spec_.ranks.end() ? -1 : static_cast<int>(found - spec_.ranks.begin());
+}
+
+void connect_striped(Group& group, const std::string& first, const std::string& second) {
+  const auto part = [&](const std::string& name) -> StripedCommunicator::Part {
+    const auto* slot = group.find(name);
+    if (slot == nullptr) {
+      throw Error(ErrorCode::InvalidArgument,
+                  "expected " + name + " among the backends of group '" + group.spec().name + "'");
+    }
+    if (slot->streams) {
+      throw Error(ErrorCode::InvalidArgument, "backend: " + stripe_of(first, second) +
+                                                  ": expected two libraries of the host, got " + name +
+                                                  ", which works on a device's streams");
+    }
+    return {name, slot->communicator};
+  };
+  group.adopt(add_striped(first, second),
+              std::make_unique<StripedCommunicator>(StripedCommunicator::Parts{part(first), part(second)}));
 }
 
 }  // namespace mcr

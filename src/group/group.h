@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <list>
 #include <memory>
@@ -56,8 +55,8 @@ class Group : public std::enable_shared_from_this<Group> {
   /// Makes the communicator of one more backend. Collective. Not concurrently with calls on this group. `existing` and
   /// `store` as in GroupSpec.
   void connect(Registry::Entry& backend, uintptr_t existing, Store* store = nullptr);
-  /// Adds a communicator that consists of others. Under the rules of connect().
-  void adopt(Registry::Entry& backend, std::unique_ptr<Communicator> communicator);
+  /// Adds a communicator, such as one that consists of others. Under the rules of connect().
+  void adopt(Registry::Entry& backend, std::unique_ptr<Communicator> made);
   /// Sets how communicators are destroyed from now on, by the thread that releases the last reference. Destruction may
   /// wait for a library's threads, so the bindings release the GIL meanwhile.
   static void destroy_with(void (*destroy)(std::unique_ptr<Communicator>));
@@ -136,9 +135,6 @@ class Group : public std::enable_shared_from_this<Group> {
   const std::shared_ptr<const std::string>& label() const { return label_; }
 
  private:
-  void add(Registry::Entry& backend, const std::shared_ptr<Communicator>& communicator,
-           const StripedCommunicator* striped);
-  std::unique_ptr<Communicator> striped(const std::array<std::string, 2>& names);
   Slot* compared(std::string_view name);
   Slot* named(std::string_view name);
   Slot* with_share(const Candidate& candidate);
@@ -158,5 +154,9 @@ class Group : public std::enable_shared_from_this<Group> {
   std::shared_ptr<Stages> stages_;
   std::vector<std::shared_ptr<Group>> stage_groups_;
 };
+
+/// Gives a group the candidate "stripe(first,second)" over two of its backends. Under the rules of Group::connect().
+/// Throws InvalidArgument if the group lacks one of them, or if one works on a device's streams.
+void connect_striped(Group& group, const std::string& first, const std::string& second);
 
 }  // namespace mcr

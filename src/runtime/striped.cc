@@ -45,15 +45,13 @@ void StripedCommunicator::abort() noexcept {
   for (const auto& part : parts_) part.communicator->give_up();
 }
 
-Registry::Entry& StripedBackend::add(const std::string& first, const std::string& second) {
-  const auto name = stripe_of(first, second);
+Registry::Entry& CompositeBackend::add(const std::string& name, const std::string& text, bool moves_data) {
   if (auto* entry = Registry::instance().find(name)) return *entry;
-  return Registry::instance().add(name, std::make_unique<StripedBackend>(std::array{first, second}));
+  return Registry::instance().add(name, std::make_unique<CompositeBackend>(text, moves_data));
 }
 
-std::unique_ptr<Communicator> StripedBackend::connect(const GroupSpec& spec) {
-  throw Error(ErrorCode::InvalidArgument,
-              "expected the communicators of " + names_[0] + " and " + names_[1] + " in group '" + spec.name + "'");
+Registry::Entry& add_striped(const std::string& first, const std::string& second) {
+  return CompositeBackend::add(stripe_of(first, second), "messages cut over " + first + " and " + second);
 }
 
 }  // namespace mcr

@@ -227,7 +227,7 @@ class Several {
   Several() {
     connect(first_, "left", logs[0]);
     connect(second_, "right", logs[1]);
-    group->connect(StripedBackend::add("left", "right"), 0);
+    connect_striped(*group, "left", "right");
   }
   std::shared_ptr<Work> start(const Call& call, const char* backend) const {
     return ranks::start(*group, call, group->find(backend));

@@ -70,7 +70,7 @@ struct Two {
     second.backend = std::make_unique<ranks::MadeBackend>([this] { return std::make_unique<Scripted>(right); });
     group.connect(first, 0);
     group.connect(second, 0);
-    group.connect(striped(), 0);
+    connect_striped(group, "left", "right");
   }
   // The progress thread of `stripe(left,right)`, which outlives this, must not look at the scripts any more.
   ~Two() {
@@ -83,7 +83,7 @@ struct Two {
     return static_cast<std::size_t>(
         std::ranges::count_if(group.slots(), [](const auto& slot) { return slot.striped != nullptr; }));
   }
-  static Registry::Entry& striped() { return StripedBackend::add("left", "right"); }
+  static Registry::Entry& striped() { return add_striped("left", "right"); }
   std::shared_ptr<Work> start(const Call& call, const char* candidate = "stripe(left,right)") {
     return ranks::start(group, call, group.find(candidate));
   }
@@ -319,7 +319,7 @@ TEST(both_parts_must_move_data) {
 
 TEST(its_parts_must_be_there) {
   Group group(ranks::spec(2, 0));
-  const auto got = ranks::failure([&] { group.connect(Two::striped(), 0); });
+  const auto got = ranks::failure([&] { connect_striped(group, "left", "right"); });
   CHECK(got.code == ErrorCode::InvalidArgument && check::has(got.text, "expected left among the backends"));
 }
 

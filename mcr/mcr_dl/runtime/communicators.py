@@ -145,16 +145,20 @@ def connect(
     attempt = attempt or Attempt(group)
     with undone(group.name()), attempt.told():
         for name in names:
-            if not registry.is_hierarchical(name):
+            candidate = _C.Candidate(name)
+            if not candidate.algorithm:
                 _connect_library(attempt, name, mpi_comm, patience)
-            elif _C.Candidate(name).algorithm == "themis":
+            elif candidate.algorithm == "stripe":
+                registry.load(name)
+                group._connect_striped(*candidate.parts)
+            elif candidate.algorithm == "themis":
                 _connect_themis(attempt, name, patience)
             else:
                 _connect_hierarchy(attempt, name, patience, level)
 
 
 def _connect_library(attempt: Attempt, name: str, mpi_comm: int | None, patience: float | None) -> None:
-    """Make the communicator of one library, or of two that are striped."""
+    """Make the communicator of one library."""
     current, group = state.current(), attempt.group
     library = registry.describe(name)
     adopted = mpi_comm if library.communicators else None

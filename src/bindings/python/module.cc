@@ -144,6 +144,7 @@ GroupClass add_group(py::module_& module) {
       .def(py::init(&make_group), py::arg("name"), py::arg("ranks"), py::arg("rank"), py::arg("timeout"),
            py::arg("device") = 0)
       .def("_connect", connect, py::arg("backend"), py::arg("path"), py::arg("existing"), py::arg("store") = py::none())
+      .def("_connect_striped", connect_striped, py::arg("first"), py::arg("second"))
       .def("_connect_hierarchy", connect_lines, py::arg("backend"), py::arg("lines"), py::arg("parts"))
       .def("_streams", streams_of)
       .def("_set_stages", set_stages, py::arg("groups"))
@@ -276,12 +277,12 @@ void add_registry(py::module_& module) {
       },
       py::arg("name"), py::arg("path"), py::arg("library") = "");
   module.def(
-      "add_striped", [](const std::string& first, const std::string& second) { StripedBackend::add(first, second); },
+      "add_striped", [](const std::string& first, const std::string& second) { add_striped(first, second); },
       py::arg("first"), py::arg("second"));
   module.def(
       "add_over_dimensions",
       [](const std::string& algorithm, const std::vector<std::string>& parts, bool moves_data) {
-        DimensionsBackend::add(algorithm, parts, moves_data);
+        add_over_dimensions(algorithm, parts, moves_data);
       },
       py::arg("algorithm"), py::arg("parts"), py::arg("moves_data"));
   module.def("members_of_lines", members_of_lines, py::arg("lines"), py::arg("rank"));
