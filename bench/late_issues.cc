@@ -43,7 +43,9 @@ struct Bench {
     executor->submit(run, [&](const Task&, Requests& requests) { requests.push_back(std::make_unique<Flag>(flag)); });
     const auto work = std::make_shared<Work>(
         Work::Context{Op::barrier, &name, &name, nullptr, &progress, std::chrono::milliseconds(10'000)}, Plan());
-    work->attach(requests_of(executor, run));
+    Requests requests;
+    requests.push_back(request_of(executor, run));
+    work->attach(std::move(requests));
     work->begin();
     progress.watch(work);
     std::jthread completer([&] {

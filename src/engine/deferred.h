@@ -44,8 +44,8 @@ class Deferred {
     work_->rethrow();
     return true;
   }
-  /// For a given call: nothing is running any more; after an error, this may be later than poll() reports.
-  bool finished() const { return work_ == nullptr || (work_->poll(), work_->finished()); }
+  /// Nothing is running any more; after an error, this may be later than poll() reports.
+  bool finished() const { return !given() || work_ == nullptr || (work_->poll(), work_->finished()); }
   /// Like Request::source() and behind(): the Work's, once there is one.
   int source() const { return given() && work_ != nullptr ? work_->source() : -1; }
   std::string behind() const { return given() && work_ != nullptr ? work_->behind() : std::string(); }
@@ -68,27 +68,21 @@ class Deferred {
 };
 
 /// The request of a deferred call.
-class DeferredRequest : public Request {
+class DeferredRequest : public Lingering {
  public:
   explicit DeferredRequest(std::shared_ptr<Deferred> call) : call_(std::move(call)) {}
-  bool poll() override {
-    if (failed_) return call_->finished();
-    try {
-      return call_->poll();
-    } catch (...) {
-      failed_ = true;
-      throw;
-    }
-  }
-  bool lingers() const override { return failed_ && !call_->finished(); }
   int source() const override { return call_->source(); }
   std::string behind() const override { return call_->behind(); }
   bool block(std::chrono::nanoseconds limit) override { return call_->block(limit); }
   void abandon() override { call_->abandon(); }
 
+ protected:
+  bool step() override { return call_->poll(); }
+
  private:
+  bool rest() const override { return call_->finished(); }
+
   std::shared_ptr<Deferred> call_;
-  bool failed_ = false;  // poll() has thrown
 };
 
 }  // namespace mcr

@@ -49,7 +49,7 @@ void DimensionsCommunicator::issue(const Call& call, Lane& lane) {
     requests.push_back(request_of(start_on(*target.group, target.slot.value(), task.call, memory.lock())));
   };
   const auto run = make_pooled<Run>(schedule, start);
-  for (auto& request : requests_of(executor_, run)) lane.track(std::move(request));
+  lane.track(request_of(executor_, run));
   executor_->submit(run, start);
   executor_->drive();
 }

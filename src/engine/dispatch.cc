@@ -365,7 +365,7 @@ class Issue {
   template <class Parts>  // the communicator of each part
   static void begin(const std::shared_ptr<Schedule>& schedule, Lane& lane, const Parts& parts) {
     const auto run = make_pooled<Run>(schedule);
-    for (auto& request : requests_of(nullptr, run)) lane.track(std::move(request));
+    lane.track(request_of(nullptr, run));
     try {
       run->begin([&](const Task& task, Requests& requests) { issue_on(parts(task.part), task.call, requests); });
     } catch (...) {
@@ -396,13 +396,9 @@ class Issue {
 
 }  // namespace
 
-std::shared_ptr<Work> hold(Passage& passage, std::unique_ptr<Request> request) {
+std::shared_ptr<Work> hold(Passage& passage, std::unique_ptr<Request> request, std::shared_ptr<StreamPoint> point) {
   Requests requests;
   if (request != nullptr) requests.push_back(std::move(request));
-  return hold(passage, std::move(requests));
-}
-
-std::shared_ptr<Work> hold(Passage& passage, Requests requests, std::shared_ptr<StreamPoint> point) {
   mark_sent(passage.notes);
   unflatten(passage.call, passage.plan);
   auto work = make_work(passage, std::move(requests), std::move(point));

@@ -22,8 +22,7 @@ using Clock = std::chrono::steady_clock;
 
 uint64_t stage_of(const Task& task, uint32_t stages) { return uint64_t{1} << ((task.stage - 1) % stages); }
 
-// The base of a run's requests.
-class RunRequest : public Request {
+class RunRequest final : public Lingering {
  public:
   RunRequest(std::shared_ptr<Driver> driver, std::shared_ptr<Run> run)
       : driver_(std::move(driver)), run_(std::move(run)) {}
@@ -40,41 +39,21 @@ class RunRequest : public Request {
     if (run_->abandon() && driver_ != nullptr) driver_->recount();
   }
 
- protected:
-  bool issued() {
+ private:
+  bool step() override { return issued() && run_->poll(); }
+  bool rest() const override { return issued() && run_->finished(); }
+  bool issued() const {
     if (!run_->issued()) driver_->drive();
     return run_->issued();
   }
-  Run& run() { return *run_; }
 
- private:
   std::shared_ptr<Driver> driver_;
   std::shared_ptr<Run> run_;
 };
 
-class Completion final : public RunRequest {
- public:
-  using RunRequest::RunRequest;
-  bool poll() override { return issued() && run().poll(); }
-};
-
-class Rest final : public RunRequest {
- public:
-  using RunRequest::RunRequest;
-  bool poll() override { return issued() && run().finished(); }
-};
-
-class WorkRequest final : public Request {
+class WorkRequest final : public Lingering {
  public:
   explicit WorkRequest(std::shared_ptr<Work> work) : work_(std::move(work)) {}
-  bool poll() override {
-    if (!work_->poll()) return false;
-    if (failed_) return work_->finished();
-    failed_ = work_->failed();
-    work_->rethrow();
-    return true;
-  }
-  bool lingers() const override { return failed_ && !work_->finished(); }
   bool block(std::chrono::nanoseconds limit) override {
     work_->wait_for(limit);
     return true;
@@ -85,8 +64,14 @@ class WorkRequest final : public Request {
   void abandon() override { work_->abandon(); }
 
  private:
+  bool step() override {
+    if (!work_->poll()) return false;
+    work_->rethrow();
+    return true;
+  }
+  bool rest() const override { return work_->poll() && work_->finished(); }
+
   std::shared_ptr<Work> work_;
-  bool failed_ = false;  // poll() has thrown
 };
 
 }  // namespace
@@ -443,11 +428,8 @@ void Executor::finish(const Position& position, std::chrono::milliseconds limit,
   }
 }
 
-Requests requests_of(std::shared_ptr<Driver> driver, std::shared_ptr<Run> run) {
-  Requests requests;
-  requests.push_back(std::make_unique<Completion>(driver, run));
-  requests.push_back(std::make_unique<Rest>(std::move(driver), std::move(run)));
-  return requests;
+std::unique_ptr<Request> request_of(std::shared_ptr<Driver> driver, std::shared_ptr<Run> run) {
+  return std::make_unique<RunRequest>(std::move(driver), std::move(run));
 }
 
 std::unique_ptr<Request> request_of(std::shared_ptr<Work> work) {

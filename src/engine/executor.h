@@ -194,9 +194,8 @@ class Executor final : public Driver, public std::enable_shared_from_this<Execut
   ExecutorStatistics statistics_;
 };
 
-/// The requests of a run for its Work: the first ends with the outcome, the second when nothing is running. `driver`
-/// may be null if the run has no late Issues.
-Requests requests_of(std::shared_ptr<Driver> driver, std::shared_ptr<Run> run);
+/// A request that completes with a run. `driver` may be null if the run has no late Issues.
+std::unique_ptr<Request> request_of(std::shared_ptr<Driver> driver, std::shared_ptr<Run> run);
 
 /// A request that completes with another Work, a part of the call: the watchdog ends the call as a whole.
 std::unique_ptr<Request> request_of(std::shared_ptr<Work> work);

@@ -87,10 +87,10 @@ class Pass {
 };
 
 /// Makes the Work of a call whose backend part is done later, by `request`, or is already done (null). It takes the
-/// plan, with the caller's tensors. The passage's slot must be set: its progress thread polls the Work.
-std::shared_ptr<Work> hold(Passage& passage, std::unique_ptr<Request> request);
-/// Makes the Work from several requests. `point`: where the operation ends, if that is in a device's work.
-std::shared_ptr<Work> hold(Passage& passage, Requests requests, std::shared_ptr<StreamPoint> point = nullptr);
+/// plan, with the caller's tensors. The passage's slot must be set: its progress thread polls the Work. `point`: where
+/// the operation ends, if that is in a device's work.
+std::shared_ptr<Work> hold(Passage& passage, std::unique_ptr<Request> request,
+                           std::shared_ptr<StreamPoint> point = nullptr);
 
 /// Owns the memory of the call's tensors, for a pass that keeps it beyond the call: the program may drop its tensors
 /// first. They are then released with the last owner. Before hold().

@@ -62,17 +62,17 @@ Start Stages::later(const Passage& passage, const std::shared_ptr<Schedule>& sch
   };
 }
 
-Requests Stages::submit(const Passage& passage, const std::shared_ptr<Schedule>& schedule, const Start& first,
-                        LateFor late_for) {
+std::unique_ptr<Request> Stages::submit(const Passage& passage, const std::shared_ptr<Schedule>& schedule,
+                                        const Start& first, LateFor late_for) {
   if (!schedule->late()) {
     auto run = make_pooled<Run>(schedule);
     run->begin(first);
-    return requests_of(nullptr, std::move(run));
+    return request_of(nullptr, std::move(run));
   }
   const auto run = make_pooled<Run>(schedule, later(passage, schedule));
   auto executor = executor_of(passage, late_for);
   executor->submit(run, first);
-  return requests_of(std::move(executor), run);
+  return request_of(std::move(executor), run);
 }
 
 void Stages::start_now(const Passage& passage, const Call& call, std::shared_ptr<void> memory) {

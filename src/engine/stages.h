@@ -33,12 +33,12 @@ class Stages {
   bool serves(const Slot& slot) const;
   /// Late Issues wait for the results of other ranks, or for copies on a device.
   enum class LateFor : uint8_t { Ranks, Device };
-  /// Begins the schedule of a call that has its slot; `first` starts the Issues that are not late. Returns the requests
+  /// Begins the schedule of a call that has its slot; `first` starts the Issues that are not late. Returns the request
   /// for the call's Work. Throws NotInitialized if the stages do not serve the slot, and what `first` throws.
   /// Messages whose late Issues wait for a device alone keep the order in which they were submitted, since libraries
   /// match those of one tag by their order, and blocking calls let them go first.
-  Requests submit(const Passage& passage, const std::shared_ptr<Schedule>& schedule, const Start& first = nullptr,
-                  LateFor late_for = LateFor::Ranks);
+  std::unique_ptr<Request> submit(const Passage& passage, const std::shared_ptr<Schedule>& schedule,
+                                  const Start& first = nullptr, LateFor late_for = LateFor::Ranks);
   /// Starts a call on the first stage at once, outside the executor's order: a message that has a tag of its own.
   /// `memory` is kept until the call is complete.
   void start_now(const Passage& passage, const Call& call, std::shared_ptr<void> memory);

@@ -145,56 +145,43 @@ class Staged {
   std::vector<std::shared_ptr<void>> memory_;
 };
 
-// The device's work after an error of a staged call. Only requests of its Work use it, one at a time.
-using AfterError = std::shared_ptr<PooledEvent>;
-
 // The end of a staged call: the stream's work after the last copy. After an error the call has no point, as a thread
 // that meets a point does not look for an error that is not kept yet.
-class StagedEnd final : public Request {
+class StagedEnd final : public Lingering {
  public:
   StagedEnd(std::unique_ptr<Request> staged, std::vector<std::function<void(const Stream&)>> copies,
-            std::shared_ptr<StreamPoint> point, AfterError after_error, const Stream& inward)
-      : staged_(std::move(staged)),
-        copies_(std::move(copies)),
-        point_(std::move(point)),
-        after_error_(std::move(after_error)),
-        inward_(inward) {}
+            std::shared_ptr<StreamPoint> point, const Stream& inward)
+      : staged_(std::move(staged)), copies_(std::move(copies)), point_(std::move(point)), inward_(inward) {}
 
-  bool poll() override {
-    try {
-      if (!staged_->poll()) return false;
-    } catch (...) {
-      const DeviceGuard guard(inward_.device);
-      *after_error_ = mark(inward_);
-      throw;
-    }
-    const StreamGuard guard(inward_);
-    for (const auto& copy : copies_) copy(inward_);
-    point_->record(inward_);
-    return true;
-  }
   void expedite() override { staged_->expedite(); }
   void abandon() override { staged_->abandon(); }
   int source() const override { return staged_->source(); }
 
  private:
+  // Complete when the device no longer uses the memory.
+  bool step() override {
+    if (point_->recorded()) return point_->passed();
+    try {
+      if (!staged_->poll()) return false;
+    } catch (...) {
+      const DeviceGuard guard(inward_.device);
+      after_error_ = mark(inward_);
+      throw;
+    }
+    const StreamGuard guard(inward_);
+    for (const auto& copy : copies_) copy(inward_);
+    point_->record(inward_);
+    return point_->passed();
+  }
+  bool rest() const override {
+    return !staged_->lingers() && (after_error_ != nullptr ? after_error_->ready() : point_->passed());
+  }
+
   std::unique_ptr<Request> staged_;
   std::vector<std::function<void(const Stream&)>> copies_;
   std::shared_ptr<StreamPoint> point_;
-  AfterError after_error_;
   Stream inward_;
-};
-
-// Ends when the device no longer uses the memory of a staged call.
-class Released final : public Request {
- public:
-  Released(std::shared_ptr<StreamPoint> point, AfterError after_error)
-      : point_(std::move(point)), after_error_(std::move(after_error)) {}
-  bool poll() override { return *after_error_ != nullptr ? (*after_error_)->ready() : point_->passed(); }
-
- private:
-  std::shared_ptr<StreamPoint> point_;
-  AfterError after_error_;
+  PooledEvent after_error_;  // the device's work after an error of the staged call
 };
 
 }  // namespace
@@ -214,12 +201,9 @@ std::shared_ptr<Work> Staging::start(Passage& passage, bool direct) {
       std::make_shared<Staged>(Staged::Place{streams.lane(call.device, 0), inward, chunk_, direct}, passage, caller);
   const auto schedule = Schedule::make();
   Staged::build(staged, *schedule);
-  auto requests = stages_->submit(passage, schedule, nullptr, Stages::LateFor::Device);
-  auto after_error = std::make_shared<PooledEvent>();
-  requests.front() =
-      std::make_unique<StagedEnd>(std::move(requests.front()), passage.plan.behind.take(), point, after_error, inward);
-  requests.push_back(std::make_unique<Released>(point, std::move(after_error)));
-  return hold(passage, std::move(requests), std::move(point));
+  auto request = stages_->submit(passage, schedule, nullptr, Stages::LateFor::Device);
+  request = std::make_unique<StagedEnd>(std::move(request), passage.plan.behind.take(), point, inward);
+  return hold(passage, std::move(request), std::move(point));
 }
 
 }  // namespace mcr

@@ -40,7 +40,7 @@ int lane_of(const Passage& passage) {
 }
 
 // Detects the library's failures, and the timeout, for an operation that no host thread waits for.
-class Watch final : public Request, public Pooled<Watch> {
+class Watch final : public Lingering, public Pooled<Watch> {
  public:
   Watch(std::shared_ptr<StreamPoint> point, std::shared_ptr<Communicator> communicator, std::chrono::milliseconds limit)
       : point_(std::move(point)),
@@ -48,7 +48,8 @@ class Watch final : public Request, public Pooled<Watch> {
         limit_(limit),
         deadline_(Clock::now() + limit) {}
 
-  bool poll() override {
+ private:
+  bool step() override {
     if (point_->passed()) {
       if (point_->failure()) throw Error(*point_->failure());
       return true;
@@ -57,21 +58,13 @@ class Watch final : public Request, public Pooled<Watch> {
     if (Clock::now() < deadline_) return false;
     overdue(*communicator_, limit_);
   }
+  // Even after a failure the device may use the memory until then.
+  bool rest() const override { return point_->passed(); }
 
- private:
   std::shared_ptr<StreamPoint> point_;
   std::shared_ptr<Communicator> communicator_;
   std::chrono::milliseconds limit_;
   Clock::time_point deadline_;
-};
-
-class Passed final : public Request, public Pooled<Passed> {
- public:
-  explicit Passed(std::shared_ptr<StreamPoint> point) : point_(std::move(point)) {}
-  bool poll() override { return point_->passed(); }
-
- private:
-  std::shared_ptr<StreamPoint> point_;
 };
 
 // Times the operation, if requested and if the device runs it now.
@@ -121,9 +114,7 @@ class Launch {
 Requests requests_of(const Passage& passage, const std::shared_ptr<StreamPoint>& point) {
   Requests requests;
   if (point->captured()) return requests;  // complete when the graph is replayed, which is not visible here
-  requests.reserve(2);
   requests.push_back(std::make_unique<Watch>(point, passage.slot->communicator, passage.call.timeout));
-  requests.push_back(passed(point));  // even after a failure the device may use the memory until then
   return requests;
 }
 
@@ -133,10 +124,6 @@ Stream stream_of(const Passage& passage, int lane) {
 }
 
 }  // namespace
-
-std::unique_ptr<Request> passed(std::shared_ptr<StreamPoint> point) {
-  return std::make_unique<Passed>(std::move(point));
-}
 
 // ---- Batches
 

@@ -10,9 +10,6 @@
 
 namespace mcr {
 
-/// A request that is complete once the device has passed the point.
-std::unique_ptr<Request> passed(std::shared_ptr<StreamPoint> point);
-
 /// The outcome of enqueuing an operation.
 struct Enqueued {
   Requests requests;

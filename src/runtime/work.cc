@@ -89,8 +89,8 @@ bool Work::advance() {
 // The error is visible at once. The other requests are still polled, as the library still uses their memory. finished_
 // is set last: readers that see it need no further checks.
 void Work::fail() noexcept {
-  if (next_ < requests_.size() && !requests_[next_]->lingers()) ++next_;
   if (!completed()) keep_error();
+  if (next_ < requests_.size() && !requests_[next_]->lingers()) ++next_;
   if (next_ == requests_.size()) finished_.store(true, std::memory_order_release);
 }
 

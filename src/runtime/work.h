@@ -44,6 +44,39 @@ class WaitTime {
   virtual void waited(std::chrono::nanoseconds time) noexcept = 0;
 };
 
+/// A request of an operation that may still be running when it fails (Request::lingers()).
+class Lingering : public Request {
+ public:
+  bool poll() final {
+    if (failed_) return rested();
+    try {
+      return step();
+    } catch (...) {
+      failed_ = true;
+      throw;
+    }
+  }
+  bool lingers() const final { return failed_ && !rested(); }
+
+ protected:
+  /// As poll(), until it has thrown.
+  virtual bool step() = 0;
+  /// After step() has thrown: whether nothing is running any more. Never waits. If it throws, nothing more can be
+  /// learnt, and the request ends.
+  virtual bool rest() const = 0;
+
+ private:
+  bool rested() const noexcept {
+    try {
+      return rest();
+    } catch (...) {
+      return true;
+    }
+  }
+
+  bool failed_ = false;
+};
+
 /// The name of a call in errors: "mpi.all_reduce (group 'default', rank 1 of 4)".
 std::string describe(const std::string& backend, std::string_view function, const std::string& group);
 

@@ -80,6 +80,12 @@ struct Inner {
   }
 };
 
+Requests only(std::unique_ptr<Request> request) {
+  Requests requests;
+  requests.push_back(std::move(request));
+  return requests;
+}
+
 // A schedule of steps that are Works of their own, one after the other.
 struct Steps {
   std::vector<Inner> inner;
@@ -260,7 +266,7 @@ TEST(calls_that_have_ended_are_not_waited_for_and_keep_their_order) {
   Steps steps;
   Inner one(0), other(0);
   for (auto* outer : {&one, &other}) {
-    outer->work->attach(requests_of(steps.executor, steps.submit({1, 1})));
+    outer->work->attach(only(request_of(steps.executor, steps.submit({1, 1}))));
   }
   CHECK(ranks::failure([&] { wait(*one.work, 1ms, nullptr); }).code == ErrorCode::Timeout);
   CHECK(one.work->expire(ErrorCode::Timeout, "too late") && Executor::any());  // the other call has not ended
@@ -278,11 +284,9 @@ TEST(calls_that_have_ended_are_not_waited_for_and_keep_their_order) {
 TEST(the_steps_of_a_call_that_has_ended_know_it) {
   const auto inner = std::make_unique<Steps>();
   Inner part(0), outer(0);
-  part.work->attach(requests_of(inner->executor, inner->submit({1, 1})));
+  part.work->attach(only(request_of(inner->executor, inner->submit({1, 1}))));
   auto held = std::make_shared<Deferred>();
-  Requests requests;
-  requests.push_back(std::make_unique<DeferredRequest>(held));
-  outer.work->attach(std::move(requests));
+  outer.work->attach(only(std::make_unique<DeferredRequest>(held)));
   CHECK(!outer.work->poll() && outer.work->expire(ErrorCode::Timeout, "too late") && Executor::any());
   held->fulfil(part.work);
   CHECK(!Executor::any());
@@ -296,7 +300,7 @@ TEST(the_steps_of_a_call_that_has_ended_know_it) {
 TEST(a_call_that_carries_several_is_waited_for_until_all_have_ended) {
   Steps steps;
   Inner carrier(0);
-  carrier.work->attach(requests_of(steps.executor, steps.submit({1, 1})));
+  carrier.work->attach(only(request_of(steps.executor, steps.submit({1, 1}))));
   Deferred one, other;
   one.abandon();
   carrier.work->set_part();  // as long as calls are being added
@@ -348,37 +352,37 @@ TEST(other_requests_are_polled_to_their_end_after_a_failure) {
   schedule->issue(bench.call());
   schedule->copy({}, {}, DType::Byte, {one});
   const auto run = std::make_shared<Run>(schedule);
-  auto requests = requests_of(nullptr, run);
+  const auto request = request_of(nullptr, run);
   run->begin(bench.start());
-  CHECK(!requests[0]->poll());
+  CHECK(!request->poll() && !request->lingers());
   bench.issues[0]->fails = true;
-  CHECK(ranks::failure([&] { requests[0]->poll(); }).text.find("the library failed") != std::string::npos);
-  CHECK(!requests[1]->poll());
+  CHECK(ranks::failure([&] { request->poll(); }).text.find("the library failed") != std::string::npos);
+  CHECK(!request->poll() && request->lingers());
   bench.issues[1]->done = true;
-  CHECK(requests[1]->poll());
+  CHECK(request->poll() && !request->lingers());
 }
 
 TEST(a_step_that_has_failed_is_polled_until_its_library_is_done) {
   Steps steps;
   const auto run = steps.submit({2});
-  auto requests = requests_of(steps.executor, run);
-  CHECK(!requests[0]->poll());
+  const auto request = request_of(steps.executor, run);
+  CHECK(!request->poll());
   steps.inner[0].states[0]->fails = true;
-  CHECK(check::has(ranks::failure([&] { requests[0]->poll(); }).text, "the library failed"));
-  CHECK(!requests[1]->poll() && !run->finished());
+  CHECK(check::has(ranks::failure([&] { request->poll(); }).text, "the library failed"));
+  CHECK(!request->poll() && !run->finished());
   steps.inner[0].states[1]->done = true;
-  CHECK(requests[1]->poll() && run->finished());
+  CHECK(request->poll() && run->finished());
 }
 
 TEST(a_step_that_has_expired_is_polled_until_its_library_is_done) {
   Steps steps;
   const auto run = steps.submit({1});
-  auto requests = requests_of(steps.executor, run);
-  CHECK(!requests[0]->poll() && steps.inner[0].work->expire(ErrorCode::Timeout, "too late"));
-  CHECK(ranks::failure([&] { requests[0]->poll(); }).code == ErrorCode::Timeout);
-  CHECK(!requests[1]->poll() && !run->finished());
+  const auto request = request_of(steps.executor, run);
+  CHECK(!request->poll() && steps.inner[0].work->expire(ErrorCode::Timeout, "too late"));
+  CHECK(ranks::failure([&] { request->poll(); }).code == ErrorCode::Timeout);
+  CHECK(!request->poll() && !run->finished());
   steps.inner[0].states[0]->done = true;
-  CHECK(requests[1]->poll() && run->finished());
+  CHECK(request->poll() && run->finished());
 }
 
 TEST(steps_that_are_overdue_run_on_and_keep_their_order) {
@@ -431,9 +435,7 @@ TEST(a_call_that_a_thread_waits_for_is_not_overdue_before_the_wait_ends) {
 
 TEST(the_work_of_a_call_in_steps_is_finished_with_its_steps) {
   Inner inner(2), outer(0);
-  Requests requests;
-  requests.push_back(request_of(inner.work));
-  outer.work->attach(std::move(requests));
+  outer.work->attach(only(request_of(inner.work)));
   CHECK(!outer.work->poll());
   inner.states[0]->fails = true;
   CHECK(outer.work->poll() && outer.work->failed());
@@ -445,9 +447,7 @@ TEST(the_work_of_a_call_in_steps_is_finished_with_its_steps) {
 TEST(a_held_call_whose_carrier_has_failed_is_polled_until_the_library_is_done) {
   Inner carrier(2), outer(0);
   const auto held = std::make_shared<Deferred>();
-  Requests requests;
-  requests.push_back(std::make_unique<DeferredRequest>(held));
-  outer.work->attach(std::move(requests));
+  outer.work->attach(only(std::make_unique<DeferredRequest>(held)));
   CHECK(!outer.work->poll());
   held->fulfil(carrier.work);
   carrier.states[0]->fails = true;
@@ -491,8 +491,7 @@ TEST(an_expedited_run_expedites_what_it_starts_later) {
   const auto executor = std::make_shared<Executor>(true);
   const auto run = bench.two();
   executor->submit(run, bench.start());
-  auto requests = requests_of(executor, run);
-  requests[0]->expedite();
+  request_of(executor, run)->expedite();
   CHECK(bench.issues[0]->expedited);
   bench.issues[0]->done = true;
   executor->drive();

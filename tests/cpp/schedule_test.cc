@@ -118,11 +118,11 @@ TEST(a_motif_waits_for_those_before_it_and_the_order_with_it) {
   CHECK(calls.enforcer->first() == "motif 1 of barrier 0" &&
         calls.enforcer->behind(*second) == calls.enforcer->first());
   CHECK(calls.enforcer->behind(*first).empty());
-  const auto requests = requests_of(calls.enforcer, second);
-  CHECK(requests.front()->behind() == "motif 1 of barrier 0");
+  const auto request = request_of(calls.enforcer, second);
+  CHECK(request->behind() == "motif 1 of barrier 0");
   calls.complete = true;
   calls.enforcer->drive();
-  CHECK(calls.enforcer->first().empty() && requests.front()->behind().empty());
+  CHECK(calls.enforcer->first().empty() && request->behind().empty());
   CHECK((calls.issued == Issued{{0, 0}, {0, 1}, {1, 0}}));
 }
 

@@ -153,7 +153,7 @@ Outcome Compress::run(Passage& passage, const Next& next, Compressed& compressed
   compressed.build(compressed.sends_sizes_first() ? stages_->next_message() % kTags + kTags : 0);
   const bool blocking = !passage.asynchronous && !passage.call.any_form;
   if (compressed.single() && blocking) return run_single(passage, next, compressed, schedule);
-  auto requests = stages_->submit(passage, schedule, [&](const Task& task, Requests& started) {
+  auto request = stages_->submit(passage, schedule, [&](const Task& task, Requests& started) {
     Plan plan;
     plan.owned.push_back(schedule);
     Call call = task.call;
@@ -165,7 +165,7 @@ Outcome Compress::run(Passage& passage, const Next& next, Compressed& compressed
   // The data is sent from memory of its own, so that the caller does not wait until the receiver has got the size and
   // posts its receive.
   if (compressed.sends_sizes_first()) stages_->start_now(passage, compressed.sized_data(), schedule);
-  const auto held = hold(passage, std::move(requests));
+  const auto held = hold(passage, std::move(request));
   if (passage.asynchronous) return {held};
   wait(*held, held->limit(), passage.interrupt, nullptr, std::nullopt, &passage.group.position());
   return {nullptr, held->source()};

@@ -20,10 +20,6 @@ class Fused final : public DeferredRequest {
   Fused(std::shared_ptr<FuseStream> stream, std::shared_ptr<FusePart> part)
       : DeferredRequest(part), stream_(std::move(stream)), part_(std::move(part)) {}
 
-  bool poll() override {
-    if (!part_->given()) stream_->drive();
-    return DeferredRequest::poll();
-  }
   void expedite() override { stream_->expedite(*part_); }
   void abandon() override {
     DeferredRequest::abandon();
@@ -31,6 +27,11 @@ class Fused final : public DeferredRequest {
   }
 
  private:
+  bool step() override {
+    if (!part_->given()) stream_->drive();
+    return DeferredRequest::step();
+  }
+
   std::shared_ptr<FuseStream> stream_;
   std::shared_ptr<FusePart> part_;
 };

@@ -331,7 +331,7 @@ std::shared_ptr<Work> FuseStream::carry(const Parts& parts) {
     requests.push_back(request_of(start_through(parts.front()->chain, *shadow_, &used, step, own)));
   });
   Passage passage{*shadow_, &slot, first, plan, true};
-  auto work = hold(passage, requests_of(nullptr, run));
+  auto work = hold(passage, request_of(nullptr, run));
   work->poll();
   return work;
 }

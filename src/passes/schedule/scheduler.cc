@@ -242,9 +242,9 @@ Outcome Scheduler::run_planned(Passage& passage, const PlanControl::Turn& turn) 
   try {
     passage.slot = &slot_of(passage.group, turn.form->channels.front());
     auto call = planned(passage, turn);
-    auto requests = requests_of(control_->enforcer(), call.run);
+    auto request = request_of(control_->enforcer(), call.run);
     control_->enforcer()->submit(std::move(call));
-    work = hold(passage, std::move(requests));
+    work = hold(passage, std::move(request));
   } catch (const Error& error) {
     throw refusal(passage, error);
   }
