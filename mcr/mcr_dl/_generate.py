@@ -193,7 +193,7 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "parts: list[tuple[Group | None, str]]) -> None:",
         "def _connect_themis(self, backend: str, network: list[tuple[str, int, int, int, int]], ranks: list[int], "
         "exchanges: list[bool], parts: list[tuple[Group, str]]) -> None:",
-        "def _set_stages(self, groups: list[Group]) -> None:",
+        "def _set_stages(self, late: Group) -> None:",
         "def _has_stages(self) -> bool:",
         "def _late_issues(self) -> dict[str, dict[str, float]]:",
         "def _stage(self, chunk: int) -> None:",

@@ -34,7 +34,7 @@ struct Task {
   Kind kind = Kind::Issue;
   uint8_t part = 0;    // for an Issue: which of the candidate's backends gets it
   uint32_t stage = 0;  // for an Issue: 0 if it is not late, else 1 + the number of late Issues added before it, unless
-                       // set_stage() has changed it
+                       // set_stage() has changed it; simulations match Issues by it
   bool late = false;   // it waits for an Issue or a Wait, directly or indirectly
   Call call;           // for Encode and Decode: what they read and write, for the cost model
   uint32_t function = kNone;
@@ -105,7 +105,7 @@ class Schedule {
   /// ends at once.
   Ids late_after(Ids after);
 
-  /// Lets a late Issue be started with others, in one stage.
+  /// Gives a late Issue the stage of others.
   void set_stage(Id issue, uint32_t stage) { tasks_[issue].stage = stage; }
 
   /// Sets the call of an Issue that has not been issued, for example to sizes that an earlier task found.

@@ -2,7 +2,6 @@
 #include "engine/executor.h"
 
 #include <algorithm>
-#include <bit>
 #include <iterator>
 #include <string>
 #include <thread>
@@ -19,8 +18,6 @@ namespace mcr {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-uint64_t stage_of(const Task& task, uint32_t stages) { return uint64_t{1} << ((task.stage - 1) % stages); }
 
 class RunRequest final : public Lingering {
  public:
@@ -112,14 +109,15 @@ void Run::begin(const Start& first) {
   }
 }
 
-uint64_t Run::advance(uint64_t blocked, uint32_t stages, IssueDelays* delays) noexcept {
+bool Run::advance(IssueDelays* delays, std::optional<uint8_t> part) noexcept {
+  bool blocked = false;
   try {
     for (Schedule::Id id = first_; id < steps_.size() && !failure_; ++id) {
       const Task& task = schedule_->tasks()[id];
-      if (steps_[id].state != State::Waiting || task.stage == 0) {
+      if (steps_[id].state != State::Waiting || task.kind != Task::Kind::Issue || !task.late) {
         visit(id, later_);
-      } else if (!start_late(id, (blocked & stage_of(task, stages)) != 0, delays)) {
-        blocked |= stage_of(task, stages);
+      } else if (!blocked && (!part || task.part == *part)) {
+        blocked = !start_late(id, delays);
       }
     }
     pass_over_done();
@@ -127,16 +125,15 @@ uint64_t Run::advance(uint64_t blocked, uint32_t stages, IssueDelays* delays) no
   } catch (...) {
     fail();
   }
-  return blocked;
+  return !blocked;
 }
 
 // False: not now.
-bool Run::start_late(Schedule::Id id, bool blocked, IssueDelays* delays) {
+bool Run::start_late(Schedule::Id id, IssueDelays* delays) {
   if (!ready(schedule_->tasks()[id])) {
     polled_ = Clock::now();
     return false;
   }
-  if (blocked) return false;
   const std::chrono::nanoseconds delay = Clock::now() - polled_;
   take(id, later_);
   if (delays != nullptr) {
@@ -212,7 +209,7 @@ void Run::pass_over_done() {
 }
 
 bool Run::poll() {
-  if (!failure_) advance(0, 1, nullptr);
+  if (!failure_) advance();
   if (failure_) throw Error(*failure_);
   return first_ == steps_.size();
 }
@@ -297,8 +294,7 @@ constexpr int kRounds = 100;
 
 std::atomic<int> Executor::pending_{0};
 
-Executor::Executor(bool ordered, std::vector<Progress*> progress, uint32_t stages)
-    : ordered_(ordered), progress_(std::move(progress)), stages_(stages) {}
+Executor::Executor(bool ordered, std::vector<Progress*> progress) : ordered_(ordered), progress_(std::move(progress)) {}
 
 Executor::~Executor() {
   if (!listed_) return;
@@ -333,23 +329,17 @@ void Executor::drive() {
   std::unique_lock lock(mutex_);
   if (std::exchange(driven_, true)) return;
   const Driving driving(*this);
-  uint64_t blocked = 0;
   IssueDelays delays = statistics_.delays;
-  for (std::size_t i = 0; i < runs_.size();) {
-    auto run = runs_[i];  // its index does not change: others only append
+  while (!runs_.empty()) {
+    auto run = runs_.front();  // it stays there: others only append
     lock.unlock();
-    const auto now_blocked = run->advance(blocked, stages_, &delays);
+    run->advance(&delays);
     lock.lock();
-    if (run->issued()) {
-      runs_.erase(runs_.begin() + static_cast<std::ptrdiff_t>(i));
-      lock.unlock();
-      run.reset();  // perhaps the last reference, which may end objects of users
-      lock.lock();
-      continue;
-    }
-    blocked = now_blocked;
-    if (std::popcount(blocked) == static_cast<int>(stages_)) break;  // later runs cannot issue anything
-    ++i;
+    if (!run->issued()) break;  // later runs cannot issue anything
+    runs_.pop_front();
+    lock.unlock();
+    run.reset();  // perhaps the last reference, which may end objects of users
+    lock.lock();
   }
   statistics_.delays = delays;
   set_pending(awaited());

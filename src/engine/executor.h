@@ -45,10 +45,10 @@ class Run {
   /// Starts the tasks that are ready, in order; `first` gets the Issues. Throws what a task throws. Operations started
   /// before that stay with the requests.
   void begin(const Start& first);
-  /// Does everything possible now, except Issues on a stage that is `blocked` (a bit each, modulo the executor's
-  /// `stages`). Returns these bits together with those of stages on which this run still has a late Issue. An error is
-  /// kept: nothing is started after it. `delays`, which may be null, gets those of late Issues that it starts.
-  uint64_t advance(uint64_t blocked, uint32_t stages, IssueDelays* delays) noexcept;
+  /// Does everything possible now; if `part` is given, starts late Issues of this part alone. False if one of those
+  /// that it may start is still to come. An error is kept: nothing is started after it. `delays`, which may be null,
+  /// gets those of late Issues that it starts.
+  bool advance(IssueDelays* delays = nullptr, std::optional<uint8_t> part = std::nullopt) noexcept;
 
   /// No Issue is left to start.
   bool issued() const { return issued_.load(std::memory_order_acquire); }
@@ -80,7 +80,7 @@ class Run {
   };
 
   bool ready(const Task& task) const;
-  bool start_late(Schedule::Id id, bool blocked, IssueDelays* delays);
+  bool start_late(Schedule::Id id, IssueDelays* delays);
   void visit(Schedule::Id id, const Start& start);
   void take(Schedule::Id id, const Start& start);
   void poll_requests(Schedule::Id id);
@@ -128,10 +128,10 @@ class Driver {
   static bool repeat(std::chrono::nanoseconds limit, const std::function<bool()>& step);
 };
 
-/// Runs schedules whose late Issues have communicators of their own, the stages: the k-th late Issue of a schedule goes
-/// to stage k modulo their number. On each stage Issues keep the order of submission, and within a schedule the order
-/// of its tasks, regardless of which completes first. As all ranks submit in one order, their calls match. Thread-safe.
-/// No lock is held while a task runs: it may run codecs and users' functions, and other threads submit meanwhile.
+/// Runs schedules whose late Issues have communicators of their own. There Issues keep the order of submission, and
+/// within a schedule the order of its tasks, regardless of which completes first. As all ranks submit in one order,
+/// their calls match. Thread-safe. No lock is held while a task runs: it may run codecs and users' functions, and other
+/// threads submit meanwhile.
 ///
 /// A library that admits one thread at a time keeps late Issues out while it runs a blocking call, and then the other
 /// ranks would never join that call. So such a call first waits until no ordered executor has late Issues to come. This
@@ -141,7 +141,7 @@ class Executor final : public Driver, public std::enable_shared_from_this<Execut
  public:
   /// `ordered`: other ranks need the Issues that are still to come; false for messages, which only their receiver waits
   /// for. `progress` poll often while Issues are to come.
-  explicit Executor(bool ordered, std::vector<Progress*> progress = {}, uint32_t stages = 1);
+  explicit Executor(bool ordered, std::vector<Progress*> progress = {});
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
   ~Executor() override;
@@ -186,7 +186,6 @@ class Executor final : public Driver, public std::enable_shared_from_this<Execut
   static std::atomic<int> pending_;  // not inline: modules with hidden symbols would get a copy
   const bool ordered_;
   const std::vector<Progress*> progress_;
-  const uint32_t stages_;
   mutable std::mutex mutex_;               // guards the members below, except that only the driver removes runs
   std::deque<std::shared_ptr<Run>> runs_;  // with late Issues to come
   bool driven_ = false;

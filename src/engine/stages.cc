@@ -31,14 +31,10 @@ std::shared_ptr<Work> start_on(Group& stage, Slot slot, Call call, std::shared_p
   return start(stage, &slot, call, plan);
 }
 
-Stages::Stages(std::vector<std::shared_ptr<Group>> groups) : groups_(std::move(groups)) {
-  if (groups_.empty() || groups_.size() > kMost) {
-    throw Error(ErrorCode::InvalidArgument,
-                "stages: expected 1 to " + std::to_string(kMost) + " groups, got " + std::to_string(groups_.size()));
-  }
-  const auto sets = sharing(groups_.front()->backends());
+Stages::Stages(std::shared_ptr<Group> group) : group_(std::move(group)) {
+  const auto sets = sharing(group_->backends());
   std::map<std::string, std::shared_ptr<Ordered>> made;
-  for (const auto& slot : groups_.front()->slots()) {
+  for (const auto& slot : group_->slots()) {
     if (slot.variant != 0) continue;
     auto& ordered = made[sets.find(slot.backend.name)->second];
     if (ordered == nullptr) ordered = std::make_shared<Ordered>();
@@ -47,18 +43,13 @@ Stages::Stages(std::vector<std::shared_ptr<Group>> groups) : groups_(std::move(g
   }
 }
 
-bool Stages::serves(const Slot& slot) const {
-  return std::ranges::all_of(groups_, [&](const auto& stage) { return stage->find(slot.name) != nullptr; });
-}
+bool Stages::serves(const Slot& slot) const { return group_->find(slot.name) != nullptr; }
 
 Start Stages::later(const Passage& passage, const std::shared_ptr<Schedule>& schedule) const {
-  std::vector<Slot> slots;
-  for (const auto& stage : groups_) slots.push_back(copy_of(*stage, passage));
   // The schedule outlives the run that calls this.
-  return [slots = std::move(slots), groups = groups_, memory = std::weak_ptr(schedule)](const Task& task,
-                                                                                        Requests& requests) {
-    const auto stage = (task.stage - 1) % groups.size();
-    requests.push_back(request_of(start_on(*groups[stage], slots[stage], task.call, memory.lock())));
+  return [slot = copy_of(*group_, passage), group = group_, memory = std::weak_ptr(schedule)](const Task& task,
+                                                                                              Requests& requests) {
+    requests.push_back(request_of(start_on(*group, slot, task.call, memory.lock())));
   };
 }
 
@@ -76,23 +67,21 @@ std::unique_ptr<Request> Stages::submit(const Passage& passage, const std::share
 }
 
 void Stages::start_now(const Passage& passage, const Call& call, std::shared_ptr<void> memory) {
-  auto& stage = *groups_.front();
-  start_on(stage, copy_of(stage, passage), call, std::move(memory));
+  start_on(*group_, copy_of(*group_, passage), call, std::move(memory));
 }
 
 // No other call may wait for a message that waits for its peer. Messages do not wait behind collectives, which other
 // ranks may make after the message.
 std::shared_ptr<Executor> Stages::executor_of(const Passage& passage, LateFor late_for) {
   auto& backend = passage.slot->backend;
-  const auto stages = static_cast<uint32_t>(groups_.size());
   const bool message = row(passage.call.op).is(kPeer);
   if (message && late_for == LateFor::Ranks) {
-    return std::make_shared<Executor>(false, std::vector{&backend.progress}, stages);
+    return std::make_shared<Executor>(false, std::vector{&backend.progress});
   }
   const std::lock_guard lock(mutex_);
   auto& both = *executors_.at(backend.name);
   auto& executor = message ? both.messages : both.collectives;
-  if (executor == nullptr) executor = std::make_shared<Executor>(true, both.progress, stages);
+  if (executor == nullptr) executor = std::make_shared<Executor>(true, both.progress);
   return executor;
 }
 

@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -18,28 +17,25 @@
 
 namespace mcr {
 
-/// The targets of the late Issues of a group's schedules: groups with this group's ranks and backends on which nothing
-/// else is issued, and for each backend the executor that keeps the Issues in order, which backends that share
-/// communicators have in common. The k-th late Issue of a schedule goes to stage k modulo the number of stages.
-/// Thread-safe.
+/// The target of the late Issues of a group's schedules, the stage: a group with this group's ranks and backends on
+/// which nothing else is issued, and for each backend the executor that keeps the Issues in order, which backends that
+/// share communicators have in common. Thread-safe.
 class Stages {
  public:
-  /// An executor has a bit for each.
-  static constexpr std::size_t kMost = 64;
-  /// Throws InvalidArgument if `groups` is empty or has more than that. The groups have their backends.
-  explicit Stages(std::vector<std::shared_ptr<Group>> groups);
+  /// The group has its backends.
+  explicit Stages(std::shared_ptr<Group> group);
 
-  /// Whether the stages have the candidate's backend: the group may have removed it.
+  /// Whether the stage has the candidate's backend: the group may have removed it.
   bool serves(const Slot& slot) const;
   /// Late Issues wait for the results of other ranks, or for copies on a device.
   enum class LateFor : uint8_t { Ranks, Device };
   /// Begins the schedule of a call that has its slot; `first` starts the Issues that are not late. Returns the request
-  /// for the call's Work. Throws NotInitialized if the stages do not serve the slot, and what `first` throws.
+  /// for the call's Work. Throws NotInitialized if the stage does not serve the slot, and what `first` throws.
   /// Messages whose late Issues wait for a device alone keep the order in which they were submitted, since libraries
   /// match those of one tag by their order, and blocking calls let them go first.
   std::unique_ptr<Request> submit(const Passage& passage, const std::shared_ptr<Schedule>& schedule,
                                   const Start& first = nullptr, LateFor late_for = LateFor::Ranks);
-  /// Starts a call on the first stage at once, outside the executor's order: a message that has a tag of its own.
+  /// Starts a call on the stage at once, outside the executor's order: a message that has a tag of its own.
   /// `memory` is kept until the call is complete.
   void start_now(const Passage& passage, const Call& call, std::shared_ptr<void> memory);
   /// The next of the numbers that give messages of start_now() a tag of their own. Passes that come and go share them,
@@ -55,7 +51,7 @@ class Stages {
   Start later(const Passage& passage, const std::shared_ptr<Schedule>& schedule) const;
   std::shared_ptr<Executor> executor_of(const Passage& passage, LateFor late_for);
 
-  const std::vector<std::shared_ptr<Group>> groups_;
+  const std::shared_ptr<Group> group_;
   std::atomic<uint32_t> messages_{0};
   std::mutex mutex_;
   struct Ordered {

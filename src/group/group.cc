@@ -113,7 +113,7 @@ Group::Inside::Inside(Group& group) : group_(group) {
 void Group::close() {
   position_->close();
   if (const auto& trials = selector_.trials(); trials != nullptr) trials->close();
-  for (const auto& stage : stage_groups_) stage->close();
+  if (stage_group_ != nullptr) stage_group_->close();
   release();
 }
 

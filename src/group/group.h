@@ -81,13 +81,13 @@ class Group : public std::enable_shared_from_this<Group> {
   }
   /// The chain of the next call; null if there are no passes.
   std::shared_ptr<const Chain> chain() const { return position_->chain(); }
-  /// Sets where late Issues go, and the groups used for that, which close() closes too. Once, under the rules of
+  /// Sets where late Issues go, and the group used for that, which close() closes too. Once, under the rules of
   /// set_passes().
-  void set_stages(std::shared_ptr<Stages> stages, std::vector<std::shared_ptr<Group>> groups) {
+  void set_stages(std::shared_ptr<Stages> stages, std::shared_ptr<Group> group) {
     stages_ = std::move(stages);
-    stage_groups_ = std::move(groups);
+    stage_group_ = std::move(group);
   }
-  /// Null until some part of the group needs the stages.
+  /// Null until some part of the group needs the stage.
   const std::shared_ptr<Stages>& stages() const { return stages_; }
   /// Sets how tensors of devices reach libraries that take only host memory; null: they do not. As set_passes().
   void set_staging(std::shared_ptr<Staging> staging) { staging_ = std::move(staging); }
@@ -152,7 +152,7 @@ class Group : public std::enable_shared_from_this<Group> {
   Selector selector_;
   std::shared_ptr<Staging> staging_;
   std::shared_ptr<Stages> stages_;
-  std::vector<std::shared_ptr<Group>> stage_groups_;
+  std::shared_ptr<Group> stage_group_;
 };
 
 /// Gives a group the candidate "stripe(first,second)" over two of its backends. Under the rules of Group::connect().

@@ -91,9 +91,7 @@ Call call_of(Op op, std::vector<float>& out, const char* codec, int root = 0) {
   return call;
 }
 
-std::shared_ptr<Stages> stages(const std::shared_ptr<Group>& shadow) {
-  return std::make_shared<Stages>(std::vector{shadow});
-}
+std::shared_ptr<Stages> stages(const std::shared_ptr<Group>& shadow) { return std::make_shared<Stages>(shadow); }
 
 // Runs `body` on threads as ranks whose groups compress.
 void compressed(int size, const std::function<void(Group&)>& body, const CompressDefaults& defaults = {}) {

@@ -137,27 +137,6 @@ TEST(late_issues_keep_the_order_of_submission_whatever_completes_first) {
   CHECK(seen.delays.longest.count() > 0 && seen.delays.sum >= seen.delays.longest);
 }
 
-TEST(each_stage_has_an_order_of_its_own) {
-  Bench bench;
-  const auto three = [&] {
-    auto schedule = std::make_shared<Schedule>();
-    bench.chain(*schedule, 3);
-    return std::make_shared<Run>(schedule, bench.start());
-  };
-  const auto executor = std::make_shared<Executor>(true, std::vector<Progress*>(), 2);
-  executor->submit(three(), bench.start());
-  executor->submit(three(), bench.start());
-  for (const auto i : {0, 3, 4}) bench.issues[static_cast<std::size_t>(i)]->done = true;
-  executor->drive();
-  // The second run's first late Issue does not wait for the first run's second one, which has another communicator.
-  CHECK((bench.order == Order{0, 3, 1, 4}));
-  executor->drive();
-  CHECK((bench.order == Order{0, 3, 1, 4}));
-  bench.issues[1]->done = true;
-  executor->drive();
-  CHECK((bench.order == Order{0, 3, 1, 4, 2, 5}) && !Executor::any());
-}
-
 TEST(schedules_are_submitted_while_another_one_computes) {
   const auto executor = std::make_shared<Executor>(true);
   std::atomic<bool> open{false}, entered{false}, left{false};

@@ -37,8 +37,8 @@ Call on_device(Op op) {
 void staged(int size, const std::function<void(Group&)>& body) {
   simulated::start();
   ranks::together(size, [&](Group& group, const std::shared_ptr<Group>& shadow) {
-    const auto stages = std::make_shared<Stages>(std::vector{shadow});
-    group.set_stages(stages, {shadow});
+    const auto stages = std::make_shared<Stages>(shadow);
+    group.set_stages(stages, shadow);
     group.set_staging(std::make_shared<Staging>(stages, kChunk));
     body(group);
     simulated::finish(simulated::current());

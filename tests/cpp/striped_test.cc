@@ -332,7 +332,7 @@ TEST(late_issues_of_backends_that_share_a_communicator_have_one_order) {
   };
   Two two;
   const auto stage = std::make_shared<Two>();
-  Stages stages({std::shared_ptr<Group>(stage, &stage->group)});
+  Stages stages{std::shared_ptr<Group>(stage, &stage->group)};
   Floats data(8);
   std::array<std::atomic<bool>, 2> done{false, false};
   std::array<std::unique_ptr<Request>, 2> requests;

@@ -18,4 +18,4 @@ def make(group: _C.Group) -> None:
     hosts = [backend for backend in group.backends if group._streams(backend) is None]
     stage = communicators.make(f"{group.name()}/stage", list(group.ranks), hosts, group.timeout, current.tune)
     current.add_shadow(group.name(), stage)
-    group._set_stages([stage])
+    group._set_stages(stage)

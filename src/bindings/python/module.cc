@@ -76,9 +76,8 @@ std::vector<std::vector<int>> members_of_lines(std::vector<std::vector<int>> lin
   return {made.members(rank, Lines::kFirst), made.members(rank, Lines::kOuter), made.members(rank, Lines::kLast)};
 }
 
-void set_stages(Group& group, std::vector<std::shared_ptr<Group>> groups) {
-  auto stages = std::make_shared<Stages>(groups);
-  group.set_stages(std::move(stages), std::move(groups));
+void set_stages(Group& group, const std::shared_ptr<Group>& late) {
+  group.set_stages(std::make_shared<Stages>(late), late);
 }
 
 // By backend; times in seconds.
@@ -147,7 +146,7 @@ GroupClass add_group(py::module_& module) {
       .def("_connect_striped", connect_striped, py::arg("first"), py::arg("second"))
       .def("_connect_hierarchy", connect_lines, py::arg("backend"), py::arg("lines"), py::arg("parts"))
       .def("_streams", streams_of)
-      .def("_set_stages", set_stages, py::arg("groups"))
+      .def("_set_stages", set_stages, py::arg("late"))
       .def("_has_stages", [](const Group& group) { return group.stages() != nullptr; })
       .def("_late_issues", late_issues)
       .def("_stage", stage, py::arg("chunk"))

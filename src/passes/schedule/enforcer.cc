@@ -118,8 +118,7 @@ bool Enforcer::issue(Lock& lock, const Shared& call, uint32_t motif) {
   // order all the same, which is equal on all ranks.
   if (!run->issued()) {
     lock.unlock();
-    const auto blocked = run->advance(~bit(motif), kMotifs, nullptr);
-    const bool issued = run->issued() || (blocked & bit(motif)) == 0;
+    const bool issued = run->advance(nullptr, static_cast<uint8_t>(motif)) || run->issued();
     lock.lock();
     if (!issued) return false;
   }
