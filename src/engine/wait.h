@@ -35,8 +35,9 @@ void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt, Call
           std::optional<std::chrono::steady_clock::time_point> begin = std::nullopt,
           const Position* position = nullptr);
 
-/// Waits until the running operations of the groups with these labels have ended; false if the time runs out first.
-/// Parts of other operations do not count. True at once if communication has ended in this process.
+/// Waits until the operations of the groups with these labels that are running now have ended, but not those that start
+/// meanwhile, as other threads may go on until a group is closed; false if the time runs out first. Parts of other
+/// operations do not count. True at once if communication has ended in this process.
 bool drain(const std::vector<std::string>& groups, std::chrono::milliseconds limit, Interrupt interrupt);
 
 /// Fails the running operations of the groups with these labels, which end: a wait for them raises at once. Their

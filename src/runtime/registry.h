@@ -46,8 +46,8 @@ class Registry {
   void missing(const std::string& name, const std::string& reason);
   /// name -> "ok: MPICH 5.0.2" or "unavailable: no CUDA device".
   std::map<std::string, std::string> status() const;
-  /// Waits until the started operations of these backends have ended; false if the time runs out first. `interrupt` is
-  /// called now and then, and may throw.
+  /// Waits until the operations of these backends have ended, those that start meanwhile too; false if the time runs
+  /// out first. `interrupt` is called now and then, and may throw.
   bool drain(const std::vector<std::string>& names, std::chrono::nanoseconds limit, Interrupt interrupt = nullptr);
   /// Operations that the progress threads of all backends watch, of those that are wanted (null: of all) at most `most`
   /// per backend. `wanted` must call neither this object nor a Progress.
