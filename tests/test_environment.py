@@ -26,6 +26,7 @@ WRONG = {
     "MCR_DL_MPI_INTERRUPTIBLE": "true",
     "MCR_DL_MPI_STREAMS": "cuda",
     "MCR_DL_UNIFORM": "2",
+    "MCR_DL_DEEPSPEED": "yes",
     "MCR_DL_STAGING_CHUNK": "4M",
     "MCR_DL_TUNING_TABLE": "none.json",
     "MCR_DL_TUNE": "all_reduce:0-4k",
@@ -36,7 +37,7 @@ WRONG = {
     "MCR_DL_HOST_TIMEOUT": "2",
     "MCR_DL_DEBUG": "detial",
 }
-OTHERS = {"MCR_DL_DEEPSPEED", "MCR_DL_TRACE", "MCR_DL_DUMP_DIR"}  # any value is right
+OTHERS = {"MCR_DL_TRACE", "MCR_DL_DUMP_DIR"}  # any value is right
 
 
 def test_every_variable_is_listed() -> None:

@@ -117,7 +117,7 @@ VARIABLES = (
         "integrations.md#one-form-on-all-ranks",
         _BIT,
     ),
-    Variable("MCR_DL_DEEPSPEED", "`1`: DeepSpeed communicates through mcr_dl", "integrations.md#deepspeed"),
+    Variable("MCR_DL_DEEPSPEED", "`1`: DeepSpeed communicates through mcr_dl", "integrations.md#deepspeed", _BIT),
     Variable(
         "MCR_DL_STAGING_CHUNK",
         "the size in bytes of the pieces in which large device tensors are copied to host libraries (default: 4 MiB), "

@@ -128,7 +128,7 @@ def _begin(
     try:
         if mistake is None:
             rank, size = current.launch.rank, current.launch.size
-            current.detail = _debug() == "detail"
+            current.detail = os.environ.get("MCR_DL_DEBUG", "").lower() == "detail"
             watch.start(current.store, rank, size, state.living, detail=current.detail)
         _agree(current, tuning_table, mistake, memory)
         watch.watch_processes(current.knowledge.nodes)
@@ -179,14 +179,6 @@ def start_again(former: watch.Former, begin: Callable[[], state.State]) -> state
     return current
 
 
-def _debug() -> str:
-    """The value of MCR_DL_DEBUG: "off", or "detail", which compares all calls over the ranks."""
-    value = os.environ.get("MCR_DL_DEBUG", "").lower() or "off"
-    if value not in ("off", "detail"):
-        raise InvalidArgumentError(f"MCR_DL_DEBUG: expected off or detail, got {value!r}")
-    return value
-
-
 def _agree(
     current: state.State, tuning_table: str | os.PathLike[str] | None, mistake: Exception | None, memory: str | None
 ) -> None:
@@ -205,8 +197,8 @@ def _agree(
     current.backends, current.asked = agreed.backends, agreed.asked
     status = _C.backend_status()
     libraries = {name: status[name] for name in current.backends}
-    facts = {**choice.facts(libraries, tuning_table), "debug": _debug(), "topology": dimensions.own()}
-    facts |= {"job": uuid.uuid4().hex, "passes": chain.terms_of(current.passes)}
+    facts = {**choice.facts(libraries, tuning_table), "debug": "detail" if current.detail else "off"}
+    facts |= {"topology": dimensions.own(), "job": uuid.uuid4().hex, "passes": chain.terms_of(current.passes)}
 
     def themis(grid: _C.Topology | None) -> list[str]:
         return startup.over_dimensions(grid, agreed) if automatic else []

@@ -7,21 +7,17 @@ import logging
 import os
 
 from mcr_dl import _C
-from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.runtime.state import State
 
 VARIABLE = "MCR_DL_LOG"
-LEVELS = ("debug", "info", "warning", "error")
 _log = logging.getLogger("mcr_dl")
 _handler: logging.Handler | None = None
 
 
 def show(rank: int) -> None:
-    """Show the log's messages from the level of MCR_DL_LOG on. Raises InvalidArgumentError for an unknown level."""
+    """Show the log's messages from the level of MCR_DL_LOG on."""
     global _handler
-    level = os.environ.get(VARIABLE, "").lower()
-    if level and level not in LEVELS:
-        raise InvalidArgumentError(f"{VARIABLE}: expected one of {', '.join(LEVELS)}, got {level!r}")
+    level = os.environ.get(VARIABLE, "").upper()
     if not level:
         return
     if _handler is None:
@@ -29,7 +25,7 @@ def show(rank: int) -> None:
         _log.addHandler(_handler)
         _log.propagate = False
     _handler.setFormatter(logging.Formatter(f"mcr_dl, rank {rank}: %(message)s"))
-    _log.setLevel(level.upper())
+    _log.setLevel(level)
 
 
 def _counted(number: int, noun: str) -> str:

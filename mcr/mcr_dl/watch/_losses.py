@@ -48,7 +48,6 @@ class Losses:
     """
 
     def __init__(self, exchange: Exchange) -> None:
-        """Raises InvalidArgumentError for a value of the variable that makes no sense."""
         self._exchange, self._rank = exchange, exchange.rank
         self._silence = _connections.limit()
         self._texts: dict[int, str] = {}  # of lost ranks
