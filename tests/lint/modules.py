@@ -61,6 +61,7 @@ OPTIONAL = {"cupy", "deepspeed", "jsonschema", "matplotlib", "mpi4py", "optuna",
 # Names of backends: the folders of src/backends, and those of torch that have a descriptor.
 BACKENDS = {path.name for path in (SOURCES.parent / "src" / "backends").iterdir()} | {"fake", "gloo"}
 NAMING = {"libraries", "examples"}
+_IMPORTING = ("import_module", "__import__", "_entry")  # functions that import the modules that their arguments name
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def imports(tree: ast.Module, known: Iterable[str]) -> list[Import]:
                     if whole in known
                     else Import(node.lineno, node.module or "", each.name, late)
                 )
-        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("import_module", "__import__"):
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in _IMPORTING:
             found += [
                 Import(node.lineno, each.value, "", late)
                 for each in node.args
