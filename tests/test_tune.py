@@ -26,8 +26,8 @@ from mcr_dl.measure import memory
 from mcr_dl.runtime import state
 from mcr_dl.tables import table
 from mcr_dl.tables.model import Subject
-from mcr_dl.tuning import _memory, launched, tuner, worker
 from mcr_dl.tuning import cli as tune_cli
+from mcr_dl.tuning import launched, tuner, worker
 from mcr_dl.tuning._journal import Journal, Plan, Progress, Unit
 from ranks import faults
 
@@ -126,11 +126,11 @@ def test_tensors_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         plan = replace(PLAN, ranks=4, units=(Unit("barrier", "float32", (0,)), Unit(operation, "float32", sizes)))
         monkeypatch.setattr(memory, "available", lambda needed=needed: needed)
-        _memory.require(plan, 4)
+        tune_cli._require_memory(plan, 4)
         monkeypatch.setattr(memory, "available", lambda needed=needed: needed - 1)
         with pytest.raises(InvalidArgumentError, match=f"--max-bytes: expected .* for {operation} float32 on 4 ranks"):
-            _memory.require(plan, 4)
-        _memory.require(plan, 1)
+            tune_cli._require_memory(plan, 4)
+        tune_cli._require_memory(plan, 1)
     code, out, err = _command(*QUICK, "--max-bytes", "1024G", "--output", str(tmp_path / "t.json"))
     assert (code, out, list(tmp_path.iterdir())) == (2, "", []), err
     assert "argument --max-bytes: expected tensors that fit" in err
@@ -144,7 +144,7 @@ def test_tensors_of_the_ranks_of_a_host(tmp_path: Path, monkeypatch: pytest.Monk
         counted.append(here)
         raise InvalidArgumentError("enough")
 
-    monkeypatch.setattr(_memory, "require", require)
+    monkeypatch.setattr(tune_cli, "_require_memory", require)
     facts = {"SLURM_PROCID": "7", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "3(x2),2"}
     for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MCR_DL_TUNING_TABLE"):
         monkeypatch.delenv(name, raising=False)

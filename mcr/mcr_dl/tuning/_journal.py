@@ -79,11 +79,18 @@ class Plan:
         return sum(len(unit.sizes) for unit in self.units)
 
 
-WHERE = ("operation", "dtype", "async_op")  # the fields of an event that name its unit
-
-
 def _key(event: Mapping[str, Any]) -> Key:
     return event["operation"], event["dtype"], event.get("async_op", False)
+
+
+def blamed(step: Mapping[str, Any], reason: str) -> dict[str, Any]:
+    """The event after a step whose ranks have hung or died: excludes its candidate; if there are several, each runs
+    alone from then on.
+    """
+    where = {name: step[name] for name in ("operation", "dtype", "async_op") if name in step}
+    if len(step["candidates"]) > 1:
+        return {"event": "apart", **where}
+    return {"event": "excluded", **where, "candidate": step["candidates"][0], "reason": reason}
 
 
 @dataclass

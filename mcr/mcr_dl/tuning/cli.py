@@ -24,14 +24,13 @@ from mcr_dl.commands.console import Console, bars
 from mcr_dl.commands.sizes import short_size_text, size_text
 from mcr_dl.groups import environment
 from mcr_dl.libraries import registry
-from mcr_dl.measure import devices
+from mcr_dl.measure import devices, memory
 from mcr_dl.tables import codecs
 from mcr_dl.tables import table as tables
 from mcr_dl.tables.earlier import completed
 from mcr_dl.tables.host import host, software
 from mcr_dl.tables.table import Scale, Table, now
 from mcr_dl.tables.winners import steady
-from mcr_dl.tuning import _memory
 from mcr_dl.tuning import _views as views
 from mcr_dl.tuning import launched as inside
 from mcr_dl.tuning._journal import Journal, Plan, Progress, Unit
@@ -331,13 +330,23 @@ def _summary(scale: Scale, path: Path, seconds: float, devices: int) -> None:
 # ---- commands
 
 
+def _require_memory(plan: Plan, here: int) -> None:
+    """Raise InvalidArgumentError if the tensors of a unit do not fit. ``here``: how many of the ranks this host has.
+
+    Those of all sizes are there while one is timed.
+    """
+    for unit in plan.units if plan.device == "cpu" else ():
+        wanted = memory.needed(unit.operation, unit.sizes, unit.dtype, plan.ranks, here)
+        memory.require("--max-bytes", wanted, f"{unit} on {here} ranks")
+
+
 def _measure(settings: _Settings) -> int:
     environment.require(table=False)
     backends = _backends_for(settings.backends, settings.device)
     path = _target(settings.output)
     plans = [settings.plan(ranks, backends) for ranks in _remaining(settings, path)]
     for plan in plans:
-        _memory.require(plan, launcher.least_local_size() if launched() else plan.ranks)
+        _require_memory(plan, launcher.least_local_size() if launched() else plan.ranks)
     for plan in plans:
         ranks = plan.ranks
         begin = time.monotonic()

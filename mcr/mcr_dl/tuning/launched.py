@@ -25,7 +25,7 @@ from mcr_dl.commands.arguments import FAILED
 from mcr_dl.groups import default_group
 from mcr_dl.measure import devices
 from mcr_dl.runtime import state
-from mcr_dl.tuning._journal import WHERE, Journal, Plan, Progress
+from mcr_dl.tuning._journal import Journal, Plan, Progress, blamed
 from mcr_dl.tuning.worker import VISITS, Worker, start
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -65,13 +65,9 @@ def blame(journal: Journal, progress: Progress, reason: str) -> str:
     step = progress.step
     if step is None:
         return reason
-    where = {name: step[name] for name in WHERE if name in step}
-    names = step["candidates"]
-    if len(names) > 1:
-        journal.add("apart", **where)
-    else:
-        journal.add("excluded", **where, candidate=names[0], reason=reason)
-    return f"{step['operation']} on {', '.join(names)}: {reason}; run it again with --resume to go on without"
+    journal.add(**blamed(step, reason))
+    names = ", ".join(step["candidates"])
+    return f"{step['operation']} on {names}: {reason}; run it again with --resume to go on without"
 
 
 def _shared(plan: Plan, journal: Journal, *, resume: bool) -> Progress:

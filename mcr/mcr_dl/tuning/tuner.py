@@ -23,7 +23,7 @@ from mcr_dl.tables.model import parts_of
 from mcr_dl.tables.table import Curve, Exclusion, Sample, Scale, now
 from mcr_dl.tables.winners import winners_of
 from mcr_dl.tuning import worker
-from mcr_dl.tuning._journal import WHERE, Journal, Plan, Progress
+from mcr_dl.tuning._journal import Journal, Plan, Progress, blamed
 
 _LOOK_SECONDS = 0.05
 _START_SECONDS = 60.0  # importing torch on a busy machine
@@ -116,21 +116,13 @@ class Tuner:
         begins = [line for line in lines if "Error: " in line]  # an error may have several lines
         return f": {(begins or lines)[-1].strip()}" if lines else ""
 
-    def _note(self, event: str, **values: Any) -> None:
-        self.journal.add(event, **values)
-        self._take_news()
-
     def _blame(self, reason: str) -> None:
         """Exclude the candidate that was running; if several were, run them alone."""
         step = self.progress.step
         if step is None:
             raise BackendUnavailableError(f"the ranks did not start: {reason}; {self._who_starts()}")
-        where = {name: step[name] for name in WHERE if name in step}
-        if len(step["candidates"]) > 1:
-            self._note("apart", **where)
-            return
-        doing = f"{reason} ({step['phase']}, {size_text(step['bytes'])} bytes)"
-        self._note("excluded", **where, candidate=step["candidates"][0], reason=doing)
+        self.journal.add(**blamed(step, f"{reason} ({step['phase']}, {size_text(step['bytes'])} bytes)"))
+        self._take_news()
 
     def _who_starts(self) -> str:
         """The backends that start alone."""
