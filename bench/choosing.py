@@ -16,6 +16,7 @@ import mcr_dl
 import script
 from mcr_dl.tables import rules, table
 from mcr_dl.tables.host import host, software
+from mcr_dl.tables.model import Curve, Sample, Scale, Table
 from timers import medians
 
 CALLS, SMOKE_CALLS = 100_000, 100  # of each in a round
@@ -34,13 +35,13 @@ WAYS = {
 RULES = "all_reduce:0-2k:null#all_reduce:64k-1m:null"
 
 
-def _table() -> table.Table:
+def _table() -> Table:
     """A table that covers all sizes of the calls."""
     times = {4: 2.0, 1024: 2.0, 65536: 3.0, 1 << 20: 90.0}
-    samples = tuple(table.Sample(nbytes, 1, us, us, us) for nbytes, us in times.items())
-    curve = table.Curve("all_reduce", "float", "float32", "gloo", samples)
-    scale = table.Scale(1, 1, 1, "cpu", "2026-01-01T00:00:00Z", (curve,))
-    return table.Table("2026-01-01T00:00:00Z", host(), software({}), {}, (scale,))
+    samples = tuple(Sample(nbytes, 1, us, us, us) for nbytes, us in times.items())
+    curve = Curve("all_reduce", "float", "float32", "gloo", samples)
+    scale = Scale(1, 1, 1, "cpu", "2026-01-01T00:00:00Z", (curve,))
+    return Table("2026-01-01T00:00:00Z", host(), software({}), {}, (scale,))
 
 
 def measure(calls: int = CALLS) -> dict[str, float]:

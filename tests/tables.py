@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mcr_dl.tables.table import Curve, Host, Range, Sample, Scale, Software, Table, Winner
+from mcr_dl.tables.host import Host, Software
+from mcr_dl.tables.model import Curve, Range, Sample, Scale, Table, Winner
 
 TIME = "2026-03-01T12:00:00Z"
 HOST = Host("0123456789abcdef", "A CPU", 2, 8, (), "Linux x86_64")

@@ -16,6 +16,7 @@ from mcr_dl import _C
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.tables import rules, table
 from mcr_dl.tables.host import Software, host
+from mcr_dl.tables.model import Curve, Exclusion, Sample, Scale, Table, content
 from mcr_dl.tuning import explain
 from ranks import choice
 
@@ -24,20 +25,20 @@ SIZES = tuple(4**k for k in range(1, 13))
 _REDUCES = {row["name"]: row["reduces"] for row in _C.ops()}
 
 
-def _curve(operation: str, types: str, candidate: str, times: dict[int, float]) -> table.Curve:
-    samples = tuple(table.Sample(size, 10, time, time, time) for size, time in times.items())
-    return table.Curve(operation, types, "float32", candidate, samples)
+def _curve(operation: str, types: str, candidate: str, times: dict[int, float]) -> Curve:
+    samples = tuple(Sample(size, 10, time, time, time) for size, time in times.items())
+    return Curve(operation, types, "float32", candidate, samples)
 
 
-def _scale(ranks: int, curves: list[table.Curve]) -> table.Scale:
-    return table.Scale(ranks, 1, ranks, "cpu", "2026-01-01T00:00:00Z", tuple(curves))
+def _scale(ranks: int, curves: list[Curve]) -> Scale:
+    return Scale(ranks, 1, ranks, "cpu", "2026-01-01T00:00:00Z", tuple(curves))
 
 
-def _table(*scales: table.Scale) -> table.Table:
-    return table.Table("2026-01-01T00:00:00Z", host(), Software("0", "0", "0", {}), {}, tuple(scales))
+def _table(*scales: Scale) -> Table:
+    return Table("2026-01-01T00:00:00Z", host(), Software("0", "0", "0", {}), {}, tuple(scales))
 
 
-def _random_table(seed: int, ranks: int) -> table.Table:
+def _random_table(seed: int, ranks: int) -> Table:
     """Curves that cross often, for every operation; gloo seldom wins, as it takes a hundred times as long as mpi."""
     draw = random.Random(seed)
 
@@ -53,7 +54,7 @@ def _random_table(seed: int, ranks: int) -> table.Table:
     return _table(_scale(ranks, curves))
 
 
-def _flat(favourite: str, ranks: int = 2) -> table.Table:
+def _flat(favourite: str, ranks: int = 2) -> Table:
     """One candidate is the best everywhere."""
     curves = [
         _curve(
@@ -126,7 +127,7 @@ def test_excluded_candidates_are_not_chosen(pools: Pools, tmp_path: Path, ranks:
     """Also by the nearest measurements, and where no other candidate was measured."""
     (scale,) = _flat("gloo", ranks).scales
     kept = tuple(curve for curve in scale.curves if curve.operation != "all_reduce")
-    excluded = tuple(table.Exclusion("all_reduce", "float32", name, "hangs") for name in ("mpi", "mpi:p2p"))
+    excluded = tuple(Exclusion("all_reduce", "float32", name, "hangs") for name in ("mpi", "mpi:p2p"))
     path = tmp_path / "table.json"
     table.write(_table(replace(scale, curves=kept, excluded=excluded)), path)
     pool = pools.get("processes", 2)
@@ -323,5 +324,5 @@ def test_the_rule_that_decides(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_schema_and_json_agree() -> None:
     """The written file is JSON that other programs can read."""
-    document = json.loads(json.dumps(table.content(_flat("gloo"))))
+    document = json.loads(json.dumps(content(_flat("gloo"))))
     assert document["scales"][0]["curves"][0]["samples"][0]["bytes"] == SIZES[0]

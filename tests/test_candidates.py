@@ -15,7 +15,7 @@ from mcr_dl.commands import arguments
 from mcr_dl.libraries import registry
 from mcr_dl.runtime import dimensions
 from mcr_dl.tables import rules, table
-from mcr_dl.tables.model import content
+from mcr_dl.tables.model import Exclusion, Table, content
 from mcr_dl.tuning._journal import Journal, Plan, Unit
 from tables import HOST, SOFTWARE, curve, make, scale, winner
 
@@ -154,16 +154,16 @@ def test_dimensions() -> None:
 OLD, NEW = ("gloo+mpi", "gloo+mpi:67"), ("stripe(gloo,mpi)", "stripe(gloo,mpi,67)")
 
 
-def _table(striped: tuple[str, str]) -> table.Table:
+def _table(striped: tuple[str, str]) -> Table:
     whole, share = striped
     software = replace(SOFTWARE, backends={**SOFTWARE.backends, whole: "messages cut over gloo and mpi"})
     curves = (curve("mpi", 1, 10), curve(whole, 2, 5), curve(share, 3, 4))
-    out = (table.Exclusion("barrier", "float32", share, "no progress for 30 s"),)
+    out = (Exclusion("barrier", "float32", share, "no progress for 30 s"),)
     parts = {"curves": curves, "winners": (winner((0, "mpi"), (40, share)),), "excluded": out}
     return replace(make(scale(2, **parts)), software=software)
 
 
-def _save_as_is(made: table.Table, path: Path) -> None:
+def _save_as_is(made: Table, path: Path) -> None:
     path.write_text(json.dumps({**content(made), "checksum": made.digest}))
 
 

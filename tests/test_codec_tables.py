@@ -16,7 +16,7 @@ from mcr_dl.passes import Compress
 from mcr_dl.tables import codecs, table
 from mcr_dl.tables.choice import costs_of
 from mcr_dl.tables.host import host
-from mcr_dl.tables.model import Subject, label_of, parts_of
+from mcr_dl.tables.model import Curve, Exclusion, Sample, Subject, Table, label_of, parts_of
 from mcr_dl.tables.winners import winners_of
 from mcr_dl.tuning import tuner
 from mcr_dl.tuning._journal import Journal, Plan, Progress, Unit
@@ -29,15 +29,15 @@ MIB = 1 << 20
 SIZES = [4096, MIB // 4, MIB, 4 * MIB]
 
 
-def _curve(candidate: str, codec: str, *times: float, operation: str = "all_reduce") -> table.Curve:
+def _curve(candidate: str, codec: str, *times: float, operation: str = "all_reduce") -> Curve:
     """A curve at 256 KiB, 1 MiB and 4 MiB; without a codec at 4 KiB too."""
     sizes = SIZES[1:] if codec else SIZES
-    samples = tuple(table.Sample(size, 9, us, us, us) for size, us in zip(sizes, times, strict=True))
+    samples = tuple(Sample(size, 9, us, us, us) for size, us in zip(sizes, times, strict=True))
     types = "float" if operation == "all_reduce" else "any"
-    return table.Curve(operation, types, "float32", candidate, samples, codec)
+    return Curve(operation, types, "float32", candidate, samples, codec)
 
 
-def _table(ranks: int) -> table.Table:
+def _table(ranks: int) -> Table:
     """bf16 is cheaper from 1 MiB on, on gloo; int8 is the cheapest there; mpi is the cheapest up to 1 MiB."""
     curves = [
         curve
@@ -67,7 +67,7 @@ def _saved(folder: Path, ranks: int) -> str:
 
 def test_a_table_with_codecs_survives_its_file(tmp_path: Path) -> None:
     """Their curves and exclusions keep the codec; a table without codecs does not mention them."""
-    failed = table.Exclusion("all_reduce", "float32", "gloo", "3 wrong elements", "zfp:rate=16")
+    failed = Exclusion("all_reduce", "float32", "gloo", "3 wrong elements", "zfp:rate=16")
     wanted = make(replace(_table(2).scales[0], excluded=(failed,)))
     table.write(wanted, tmp_path / "t.json")
     got = table.read(tmp_path / "t.json")

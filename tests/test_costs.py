@@ -10,7 +10,7 @@ import pytest
 import tables
 from harness import Pools
 from mcr_dl.tables import table
-from mcr_dl.tables.table import Curve, Sample
+from mcr_dl.tables.model import Curve, Sample
 from ranks import costs
 
 _SIZES = (1 << 10, 1 << 16, 1 << 20)

@@ -20,7 +20,7 @@ from mcr_dl.measure import start
 from mcr_dl.tables import choice
 from mcr_dl.tables import table as files
 from mcr_dl.tables.host import host, software
-from mcr_dl.tables.table import Curve, Exclusion, Sample, Scale, Table
+from mcr_dl.tables.model import Curve, Exclusion, Sample, Scale, Table
 from mcr_dl.testing.nursery import Nursery
 
 LIMIT = 100.0

@@ -28,6 +28,7 @@ from mcr_dl.records.log import Record, RecordedGroup
 from mcr_dl.runtime import dimensions
 from mcr_dl.tables import choice, table
 from mcr_dl.tables.host import host
+from mcr_dl.tables.model import Exclusion, Table, content
 from mcr_dl.trace import _breakdown, _chrome, _configure, _files, _flight_recorder, _param
 from mcr_dl.trace import show as views
 from mcr_dl.trace._clock import SAME, Clock
@@ -49,15 +50,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _table_document() -> Any:
-    exclusion = table.Exclusion("all_reduce", "bool", "gloo", "wrong result")
+    exclusion = Exclusion("all_reduce", "bool", "gloo", "wrong result")
     whole = made.make(made.scale(2, excluded=(exclusion,)), made.scale(4, 2), settings={"quick": True, "x": 1.5})
-    return json.loads(json.dumps({**table.content(whole), "checksum": whole.digest}))
+    return json.loads(json.dumps({**content(whole), "checksum": whole.digest}))
 
 
 TABLE = _table_document()
 
 
-def _use_table(found: table.Table) -> None:
+def _use_table(found: Table) -> None:
     """Do everything with a table; an error of mcr_dl is accepted."""
     other = made.make()
     console = Console(file=io.StringIO(), width=200)
@@ -78,7 +79,7 @@ def _use_table(found: table.Table) -> None:
             step()
 
 
-def _table_of(folder: Path, content: bytes) -> table.Table | None:
+def _table_of(folder: Path, content: bytes) -> Table | None:
     path = folder / "table.json"
     path.write_bytes(content)
     try:

@@ -28,7 +28,8 @@ from mcr_dl.measure.timing import Statistics
 from mcr_dl.planner.plans import Planner
 from mcr_dl.planner.show import show as show_plans
 from mcr_dl.tables import table
-from mcr_dl.tables.table import Exclusion
+from mcr_dl.tables.host import Host
+from mcr_dl.tables.model import Exclusion
 from mcr_dl.testing import calls, kit, plan_graphs
 from mcr_dl.testing import cli as testing
 from mcr_dl.testing.nursery import Nursery
@@ -103,7 +104,7 @@ def tune_show(text: str, folder: Path) -> None:
 
 
 def tune_diff(text: str, folder: Path) -> None:
-    other = table.Host(**{**vars(made.HOST), "cpu": text})
+    other = Host(**{**vars(made.HOST), "cpu": text})
     assert tune.main(["diff", _table(folder, "a.json"), _table(folder, "b.json", host=other)]) == 1
 
 

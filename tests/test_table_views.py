@@ -14,7 +14,7 @@ import pytest
 
 from mcr_dl import InvalidArgumentError
 from mcr_dl.commands.console import Console
-from mcr_dl.tables.table import Curve, Exclusion, Table
+from mcr_dl.tables.model import Curve, Exclusion, Table
 from mcr_dl.tables.winners import steady
 from mcr_dl.tuning.diff import diff, differences
 from mcr_dl.tuning.plot import figure_of, plot

@@ -18,8 +18,7 @@ from mcr_dl import _C, InvalidArgumentError
 from mcr_dl.tables import _schema, table
 from mcr_dl.tables import host as hosts
 from mcr_dl.tables.earlier import completed
-from mcr_dl.tables.model import Subject
-from mcr_dl.tables.table import Curve, Exclusion, Range, Sample, Scale, Table, Winner
+from mcr_dl.tables.model import Curve, Exclusion, Range, Sample, Scale, Subject, Table, Winner
 from tables import HOST, SOFTWARE, TIME, curve, make, scale, winner
 
 DTYPE_CLASSES = _schema.schema()["$defs"]["dtype_class"]["enum"]

@@ -18,7 +18,7 @@ from mcr_dl import _C
 from mcr_dl.runtime import state, trials
 from mcr_dl.tables import table as files
 from mcr_dl.tables.host import host, software
-from mcr_dl.tables.table import Curve, Exclusion, Sample, Scale, Table
+from mcr_dl.tables.model import Curve, Exclusion, Sample, Scale, Table
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = str(ROOT / "tests" / "programs" / "trials.py")

@@ -6,11 +6,15 @@ Every reader of JSON uses this module (docs/security.md lists them). The readers
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
 import stat
+import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,7 @@ DEPTH = 64
 """Lists and objects inside each other, at most."""
 _LINE = 118
 _LONGEST = 200  # characters of a fault
+_LOCK_SECONDS = 5.0
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -149,6 +154,32 @@ def replace_file(path: Path, text: str) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep other processes from changing a file between this one's reading and writing it.
+
+    Without effect where the file system has no locks, or if another process keeps its lock for longer than
+    ``_LOCK_SECONDS``.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.with_name(f".{path.name}.lock").open("w", encoding="utf-8")
+    except OSError:
+        yield
+        return
+    with lock:
+        deadline = time.monotonic() + _LOCK_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.02)
+            except OSError:
+                break
+        yield
 
 
 def _one_line(error: Exception) -> str:

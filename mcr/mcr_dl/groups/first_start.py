@@ -13,7 +13,7 @@ from pathlib import Path
 import torch.distributed as torch_dist
 
 from mcr_dl import _C
-from mcr_dl.base import agreement
+from mcr_dl.base import agreement, documents
 from mcr_dl.measure import check, shares, start
 from mcr_dl.measure.timing import TorchControl
 from mcr_dl.runtime import core_groups, state
@@ -21,7 +21,7 @@ from mcr_dl.tables import choice
 from mcr_dl.tables import table as files
 from mcr_dl.tables.earlier import with_others
 from mcr_dl.tables.host import Software, host, software
-from mcr_dl.tables.table import Scale, Table
+from mcr_dl.tables.model import Scale, Table
 
 _log = logging.getLogger("mcr_dl")
 _AGREEMENT = timedelta(seconds=60)  # for the ranks to meet over gloo
@@ -136,7 +136,7 @@ def _keep(scale: Scale, backends: list[str]) -> str:
     """Add the scale to this machine's table in the cache. Returns the file's name; empty if it was not written."""
     path = files.default_path(host())
     try:
-        with files.locked(path):
+        with documents.locked(path):
             table = _table_with(path, scale, backends)
             if table is not None:
                 files.write(table, path)

@@ -10,13 +10,14 @@ from functools import partial
 from typing import Any
 
 from mcr_dl import _C
+from mcr_dl.base import documents
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.base.operations import dtype_class
 from mcr_dl.groups import first_start
 from mcr_dl.runtime import state, trials
 from mcr_dl.tables import table as files
 from mcr_dl.tables.host import host
-from mcr_dl.tables.table import Curve, Sample, Scale
+from mcr_dl.tables.model import Curve, Sample, Scale
 from mcr_dl.tables.winners import microseconds_of
 
 _log = logging.getLogger("mcr_dl")
@@ -42,7 +43,7 @@ def _keep(group: _C.Group) -> None:
     shape = current.knowledge.shape(group.ranks)
     path = files.default_path(host())
     try:
-        with files.locked(path):
+        with documents.locked(path):
             table = files.read(path)
             if files.outdated(table, host(), first_start.running_software(current.backends)):
                 return

@@ -104,7 +104,7 @@ def load(name: str, tuning: str) -> Kept | None:
 
 def store(name: str, found: Kept) -> None:
     """Keep settings; a file that cannot be written is reported, and changes nothing else."""
-    with table.locked(path()):
+    with documents.locked(path()):
         try:
             entries = {other: each for other, each in _entries().items() if other != name}
         except McrError:  # which load() has reported

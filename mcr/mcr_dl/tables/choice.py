@@ -23,7 +23,8 @@ from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError
 from mcr_dl.tables import rules
 from mcr_dl.tables import table as files
 from mcr_dl.tables.host import host, software
-from mcr_dl.tables.table import LARGEST, Scale, Table, default_path
+from mcr_dl.tables.model import Scale, Table
+from mcr_dl.tables.table import LARGEST, default_path
 from mcr_dl.tables.winners import cost_of
 
 VARIABLE = "MCR_DL_TUNING_TABLE"

@@ -3,12 +3,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -19,25 +15,11 @@ from mcr_dl.base import documents
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.tables import _schema
 from mcr_dl.tables.host import Host, Software
-from mcr_dl.tables.model import (
-    FORMAT,
-    VERSION,
-    Curve,
-    Exclusion,
-    Range,
-    Sample,
-    Scale,
-    Table,
-    Winner,
-    content,
-    from_document,
-    respelt,
-)
+from mcr_dl.tables.model import FORMAT, VERSION, Scale, Table, content, from_document, respelt
 
 LARGEST = 64 * documents.MIB
 """Bytes of a table's file, at most. One of all operations, 30 sizes and 8 scales has 3 MiB."""
 _AGAIN = "measure again with mcr-tune"
-_LOCK_SECONDS = 5.0
 
 
 def _broken(path: Path, where: str, expected: str, got: str, advice: str) -> InvalidArgumentError:
@@ -78,32 +60,6 @@ def read(path: str | os.PathLike[str]) -> Table:
     _check_version(file, document)
     _validate(file, document)
     return from_document(document, str(file))
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Keep other processes from changing a file between this one's reading and writing it.
-
-    Without effect where the file system has no locks, or if another process keeps its lock for longer than
-    ``_LOCK_SECONDS``.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = path.with_name(f".{path.name}.lock").open("w", encoding="utf-8")
-    except OSError:
-        yield
-        return
-    with lock:
-        deadline = time.monotonic() + _LOCK_SECONDS
-        while time.monotonic() < deadline:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(0.02)
-            except OSError:
-                break
-        yield
 
 
 def write(table: Table, path: str | os.PathLike[str]) -> None:
@@ -203,24 +159,3 @@ def check(table: Table, host: Host, software: Software | None = None) -> list[st
     problems += [] if software is None else _version_changes(table.software, software)
     problems += _unknown_names(table)
     return [f"tuning table {table.source or '(not in a file)'}: {problem}" for problem in problems]
-
-
-__all__ = [
-    "FORMAT",
-    "VERSION",
-    "Curve",
-    "Exclusion",
-    "Host",
-    "Range",
-    "Sample",
-    "Scale",
-    "Software",
-    "Table",
-    "Winner",
-    "check",
-    "default_path",
-    "merge",
-    "now",
-    "read",
-    "write",
-]

@@ -12,7 +12,7 @@ from mcr_dl.commands import arguments
 from mcr_dl.commands.console import Console
 from mcr_dl.tables import table as tables
 from mcr_dl.tables.host import host
-from mcr_dl.tables.table import Table
+from mcr_dl.tables.model import Table
 from mcr_dl.tuning import diff, plot, show, simulate
 
 

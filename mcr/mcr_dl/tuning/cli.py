@@ -15,7 +15,7 @@ from typing import Any
 from rich.table import Table as Grid
 
 from mcr_dl import _C
-from mcr_dl.base import launcher
+from mcr_dl.base import documents, launcher
 from mcr_dl.base.errors import BackendUnavailableError, InvalidArgumentError
 from mcr_dl.base.operations import frequent, operation_of
 from mcr_dl.bench.ranks import launched
@@ -29,7 +29,8 @@ from mcr_dl.tables import codecs
 from mcr_dl.tables import table as tables
 from mcr_dl.tables.earlier import completed
 from mcr_dl.tables.host import host, software
-from mcr_dl.tables.table import Scale, Table, now
+from mcr_dl.tables.model import Scale, Table
+from mcr_dl.tables.table import now
 from mcr_dl.tables.winners import steady
 from mcr_dl.tuning import _views as views
 from mcr_dl.tuning import launched as inside
@@ -364,7 +365,7 @@ def _measure(settings: _Settings) -> int:
             facts["devices"] = progress.facts.get("devices", 0)
         if settings.codecs:
             facts["codecs"] = ",".join(settings.codecs)
-        with tables.locked(path):
+        with documents.locked(path):
             tables.write(_table_with(path, scale, progress, facts), path)
         _journal_path(path, ranks, settings.device).unlink(missing_ok=True)
         _summary(scale, path, time.monotonic() - begin, int(facts.get("devices", 0)))

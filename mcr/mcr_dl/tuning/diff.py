@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mcr_dl.commands.sizes import short_size_text
 from mcr_dl.commands.text import time_text
-from mcr_dl.tables.model import Subject
-from mcr_dl.tables.table import Curve, Scale, Table, Winner
+from mcr_dl.tables.model import Curve, Scale, Subject, Table, Winner
 from mcr_dl.tables.winners import Comparison, short, steady
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.commands.pictures import style
 from mcr_dl.commands.sizes import short_size_text, size_text
 from mcr_dl.commands.text import colours, time_text
-from mcr_dl.tables.table import Scale, Table
+from mcr_dl.tables.model import Scale, Table
 from mcr_dl.tables.winners import steady
 from mcr_dl.tuning.show import select
 

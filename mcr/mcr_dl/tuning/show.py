@@ -10,8 +10,7 @@ from mcr_dl.commands.sizes import short_size_text
 from mcr_dl.commands.text import colours, time_text
 from mcr_dl.tables import codecs
 from mcr_dl.tables.choice import costs_of
-from mcr_dl.tables.model import Subject, content
-from mcr_dl.tables.table import Scale, Table
+from mcr_dl.tables.model import Scale, Subject, Table, content
 from mcr_dl.tables.winners import steady
 
 if TYPE_CHECKING:

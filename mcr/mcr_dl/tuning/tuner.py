@@ -19,8 +19,8 @@ from mcr_dl.base.errors import BackendUnavailableError, InvalidArgumentError
 from mcr_dl.base.operations import dtype_class
 from mcr_dl.bench.ranks import LocalRanks, run_local
 from mcr_dl.commands.sizes import size_text
-from mcr_dl.tables.model import parts_of
-from mcr_dl.tables.table import Curve, Exclusion, Sample, Scale, now
+from mcr_dl.tables.model import Curve, Exclusion, Sample, Scale, parts_of
+from mcr_dl.tables.table import now
 from mcr_dl.tables.winners import winners_of
 from mcr_dl.tuning import worker
 from mcr_dl.tuning._journal import Journal, Plan, Progress, blamed
