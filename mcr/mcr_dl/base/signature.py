@@ -84,11 +84,8 @@ _RAISES = (
     ("DesyncError", "the ranks have made different calls (only with MCR_DL_DEBUG=detail)"),
 )
 
-
-def _default(text: str) -> Any:
-    if not text:
-        return inspect.Parameter.empty
-    return {"SUM": torch_dist.ReduceOp.SUM, "None": None, "False": False, "0": 0}[text]
+DEFAULTS: dict[str, Any] = {"None": None, "False": False, "0": 0, "SUM": torch_dist.ReduceOp.SUM}
+"""The default values of parameters, by their texts in ``_C.signatures()``, which are empty where there is none."""
 
 
 def signature_of(row: dict[str, Any]) -> inspect.Signature:
@@ -96,7 +93,11 @@ def signature_of(row: dict[str, Any]) -> inspect.Signature:
     kinds = inspect.Parameter
     return inspect.Signature(
         [
-            kinds(name, kinds.KEYWORD_ONLY if only else kinds.POSITIONAL_OR_KEYWORD, default=_default(default))
+            kinds(
+                name,
+                kinds.KEYWORD_ONLY if only else kinds.POSITIONAL_OR_KEYWORD,
+                default=DEFAULTS[default] if default else kinds.empty,
+            )
             for name, _, default, only in row["params"]
         ]
     )

@@ -14,13 +14,13 @@ from torch.distributed import ReduceOp
 from mcr_dl import _C
 from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from mcr_dl.base.operations import Operation, operation_of
+from mcr_dl.base.signature import DEFAULTS
 from mcr_dl.libraries import registry
 from mcr_dl.measure import _coded, _values, devices
 from mcr_dl.measure._layout import Layout, layout
 
 _LISTS = {"inputs", "outputs"}
 _COUNTS = {"scounts", "rcounts"}
-_DEFAULTS = {"None": None, "False": False, "0": 0, "SUM": ReduceOp.SUM, "": None}
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ class Prepared:
         row = _function(self.row, op)
         values = {**self._arguments(), "async_op": asynchronous, **changed}
         params = row["params"]
-        places = [values.get(kind, _DEFAULTS[default]) for _, kind, default, keyword in params if not keyword]
+        places = [values.get(kind, DEFAULTS.get(default)) for _, kind, default, keyword in params if not keyword]
         names: dict[str, Any] = {
             name: True for name, kind, _, keyword in params if keyword and kind == "async_op" and asynchronous
         }

@@ -17,12 +17,11 @@ import torch.distributed
 
 import mcr_dl
 from mcr_dl import _C
+from mcr_dl.base.signature import DEFAULTS
 
 SIGNATURES: dict[str, dict[str, Any]] = {row["name"]: row for row in _C.signatures()}
 OPS: dict[str, dict[str, Any]] = {row["name"]: row for row in _C.ops()}
 STYLES = ("keywords", "positions", "backend first", "mixed")
-
-_DEFAULTS: dict[str, Any] = {"None": None, "False": False, "0": 0, "SUM": mcr_dl.ReduceOp.SUM}
 
 
 def kinds(function: str) -> set[str]:
@@ -193,7 +192,7 @@ def spell(case: Case, arguments: dict[str, Any]) -> Callable[[], Any]:
     flags = []
     if case.style == "backend first" and "async_op" in arguments:
         flags = [arguments.pop("async_op")]  # Listing 1 of the paper ends with it
-    ordered = [arguments.pop(name, _DEFAULTS.get(default)) for name, default in params]
+    ordered = [arguments.pop(name, DEFAULTS.get(default)) for name, default in params]
     if case.style == "backend first" and case.backend is not None:
         return lambda: function(case.backend, *ordered, *flags, **arguments)
     if flags:
