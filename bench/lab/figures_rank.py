@@ -36,7 +36,7 @@ from mcr_dl.base.documents import write_rows
 from mcr_dl.commands.console import Console
 from mcr_dl.examples import program, report
 from mcr_dl.examples.record import Record, Setting
-from mcr_dl.trace import _breakdown, _save
+from mcr_dl.trace import _breakdown, saving
 
 ROWS = (*OURS, *(name + FUSE for name in OURS), *OTHERS)
 TURN = 2  # steps of a row until the next one's turn
@@ -68,7 +68,7 @@ def breakdowns() -> dict[str, dict[str, Any]]:
     """Where the time of each row went, from the log: seconds of a step, means over ranks. Calls outside mcr_dl are not
     included.
     """
-    mine = {part.name: part for part in _breakdown.by_region(_save.capture(None))}
+    mine = {part.name: part for part in _breakdown.by_region(saving.capture(None))}
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
     return {name: _plain(_breakdown.mean([each[name] for each in everyone])) for name in mine}

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as torch_dist
 
-from mcr_dl import _C, trace, watch
+from mcr_dl import _C, watch
 from mcr_dl.base import agreement, launcher, variables
 from mcr_dl.base.arguments import whole
 from mcr_dl.base.errors import (
@@ -49,6 +49,7 @@ from mcr_dl.runtime import (
 from mcr_dl.runtime.attempts import own_text
 from mcr_dl.runtime.watched_store import WatchedStore
 from mcr_dl.tables import choice
+from mcr_dl.trace import saving
 
 # A backend that fails with one of these at its start, or with an error of the system, does not work.
 _FAILURES = (BackendUnavailableError, BackendError, CollectiveTimeoutError)
@@ -158,7 +159,7 @@ def _asked(
 
 def specified(passes: Iterable[Any] | None) -> list[chain.Specification]:
     """The passes that the program and the environment ask for."""
-    return chain.with_scheduler(trace.with_log(chain.specify(passes)))
+    return chain.with_scheduler(saving.with_log(chain.specify(passes)))
 
 
 def _device(device_id: torch.device | int | None, mistake: Exception | None) -> tuple[int, Exception | None]:
@@ -302,14 +303,14 @@ def end() -> None:
             warn("destroy_process_group: some operations were still running and are abandoned")
         core_groups.end_works(state.living())  # before the callbacks that they still have
         _C.drain_futures(factory.DRAIN)
-        trace.finish(together=True)
+        saving.finish(together=True)
     finally:
         core_groups.abandon()
 
 
 def abandon() -> None:
     """As ``end``, without waiting for anything: operations that are still running fail."""
-    trace.finish(together=False)
+    saving.finish(together=False)
     core_groups.abandon()
 
 
@@ -340,7 +341,7 @@ def _at_exit() -> None:
     reason = "it has ended" if error is None else f"it has raised {type(error).__name__}: {error}"
     watch.stop(reason, well=error is None, by_code=not desync)  # the code of a desync is that of all ranks
     if state.is_initialized():
-        trace.finish(together=False)
+        saving.finish(together=False)
     # Libraries end collectively. After an uncaught exception, or without a rank, the others may never get there: then
     # this process exits at once, so that the launcher ends the others.
     whole = all(library.ends_with(*state.last()) for library in registry.DESCRIBED)

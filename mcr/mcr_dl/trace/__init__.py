@@ -11,19 +11,17 @@
 from mcr_dl.trace._configure import configure
 from mcr_dl.trace._files import Trace, read, read_all
 from mcr_dl.trace._regions import Region, region, regions
-from mcr_dl.trace._save import finish, save, with_log
+from mcr_dl.trace.saving import save
 from mcr_dl.trace.summary import log_summary
 
 __all__ = [
     "Region",
     "Trace",
     "configure",
-    "finish",
     "log_summary",
     "read",
     "read_all",
     "region",
     "regions",
     "save",
-    "with_log",
 ]
