@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -30,6 +31,7 @@ from torch.distributed import PrefixStore, Store
 
 from mcr_dl.base import agreement, blocks
 from mcr_dl.libraries import pmix_server
+from mcr_dl.libraries.descriptor import mapped_files
 from mcr_dl.libraries.pmi import await_keys, give, hide, host_identity, own_connection, result
 
 _FILE = "libpmix.so"
@@ -38,7 +40,6 @@ _TIMEOUT = timedelta(minutes=5)
 _START = 60.0  # seconds for the server to start
 _PATIENCE = 2.0  # seconds
 _SUCCESS, _TIMED_OUT = 0, -24  # PMIx's
-_IMAGE = "/proc/self/maps"
 _OWN = ("PMIX_", "PRTE_", "OMPI_COMM_WORLD_")  # variables of launchers, which the server must not take for its own
 
 
@@ -48,19 +49,11 @@ class PmixError(RuntimeError):
 
 def server_library(mpi: str) -> str | None:
     """The libpmix that an Open MPI uses, if it has the server's interface: the one loaded, else the one next to it."""
-    for file in [*_loaded(), *_next_to(Path(mpi))]:
+    for file in [*map(Path, mapped_files(re.compile(f"{re.escape(_FILE)}.*"))), *_next_to(Path(mpi))]:
         with contextlib.suppress(OSError):
             if _SERVER_INTERFACE in file.read_bytes():
                 return str(file)
     return None
-
-
-def _loaded() -> list[Path]:
-    with contextlib.suppress(OSError), open(_IMAGE, errors="surrogateescape") as maps:
-        return [
-            Path(path) for path in dict.fromkeys(line.split(maxsplit=5)[-1].strip() for line in maps if _FILE in line)
-        ]
-    return []
 
 
 def _next_to(mpi: Path) -> list[Path]:
