@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from gpu.table import SHOWN
 from markdown_text import size_text, table
 from mcr_dl.base import documents
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
-_SHOWN = ("4", "1024", "65536", "1048576", "16777216", "268435456")
 # Long lists that say nothing about a device.
 _LEFT_OUT = ("packages", "missing")
 
@@ -42,7 +42,7 @@ def _calls(rows: dict[str, dict[str, Any]]) -> list[str]:
     """Host and device µs of raw NCCL, mcr_dl and torch.distributed."""
     lines = []
     for title, sizes in rows.items():
-        for nbytes in _SHOWN:
+        for nbytes in SHOWN:
             if nbytes not in sizes:
                 continue
             row = sizes[nbytes]

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
+SHOWN = ("4", "1024", "65536", "1048576", "16777216", "268435456")  # sizes in bytes
 _WIDTH = 118
 _TIMED_OUT = (124, 137)
 _NOT_RUN = ("-", "77")  # left out, or the stage does not apply here
-_SHOWN = ("4", "1024", "65536", "1048576", "16777216", "268435456")
 
 
 def _result(folder: Path, stage: str) -> dict[str, Any]:
@@ -46,14 +47,8 @@ def stages(folder: Path) -> list[dict[str, Any]]:
 
 def _wrapped(text: str, indent: int) -> list[str]:
     """Lines of at most _WIDTH characters, the later ones indented."""
-    lines, line = [], ""
-    for word in text.split():
-        if line and indent + len(line) + 1 + len(word) > _WIDTH:
-            lines.append(line)
-            line = word
-        else:
-            line = f"{line} {word}".strip()
-    return [*lines, line]
+    words, width = " ".join(text.split()), _WIDTH - indent
+    return textwrap.wrap(words, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def _times(result: dict[str, Any]) -> list[str]:
@@ -62,7 +57,7 @@ def _times(result: dict[str, Any]) -> list[str]:
     if any(row.get("late") for rows in result.get("rows", {}).values() for row in rows.values()):
         lines.append("  *: the device had to wait for the host, whose time this is")
     for title, rows in result.get("rows", {}).items():
-        for nbytes in _SHOWN:
+        for nbytes in SHOWN:
             if nbytes in rows:
                 row = rows[nbytes]
                 host = " ".join(f"{name} {us:.1f}" for name, us in row["host_us"].items())
