@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import math
 import random
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -137,16 +138,11 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
-def _median(ordered: Sequence[float]) -> float:
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
-
-
 def summarize(samples: Sequence[float], calls: int, confidence: float) -> Statistics:
     """The statistics of samples in µs, taken from `calls` calls; `confidence` is the relative half width of the
     median's confidence interval up to which it counts as converged."""
     ordered = sorted(samples)
-    median = _median(ordered)
+    median = statistics.median(ordered)
     interval = median_interval(ordered)
     converged = interval is not None and max(interval[1] - median, median - interval[0]) <= confidence * median
     return Statistics(len(ordered), ordered[0], median, _quantile(ordered, 0.99), calls, converged)
