@@ -17,6 +17,7 @@ import torch.distributed as torch_dist
 import mcr_dl
 from harness import Pools, launchers
 from mcr_dl import InvalidArgumentError, InvalidTypeError
+from mcr_dl.bench.ranks import free_port
 from mcr_dl.libraries.registry import parse_backends
 from mcr_dl.runtime import exit_steps
 from mcr_dl.trace import _configure
@@ -201,7 +202,7 @@ mcr_dl.destroy_process_group()
 
 def test_the_local_rank_of_a_url() -> None:
     """It is known once the ranks have met."""
-    port = str(launchers.free_port())
+    port = str(free_port())
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", _LOCAL_RANK, str(rank), port],

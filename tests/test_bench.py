@@ -19,6 +19,7 @@ from mcr_dl import _C, InvalidArgumentError
 from mcr_dl.base import operations
 from mcr_dl.bench import cli
 from mcr_dl.bench.mix import Part, parse_mix
+from mcr_dl.bench.ranks import free_port
 from mcr_dl.commands.sizes import parse_size, size_text
 from mcr_dl.measure import _values, cases, memory
 from mcr_dl.measure._layout import layout, split
@@ -276,7 +277,7 @@ def test_command(tmp_path: Path) -> None:
 
 def test_command_under_torchrun() -> None:
     """It runs in the existing ranks, and only rank 0 prints."""
-    launcher = ("torch.distributed.run", "--nproc-per-node=2", "--master-port", str(launchers.free_port()), "-m")
+    launcher = ("torch.distributed.run", "--nproc-per-node=2", "--master-port", str(free_port()), "-m")
     result = _bench("--mix", "all_reduce:64K@gloo + all_to_all:4K@mpi", "--budget", "0.05", launcher=launcher)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("Overlap gain") == 1
@@ -289,7 +290,7 @@ def test_command_under_torchrun() -> None:
 )
 def test_sizes_under_torchrun(tmp_path: Path, smallest: str, largest: str, factor: str) -> None:
     """torchrun leaves the options for sizes to the command, nccl-tests' short ones too."""
-    launcher = ("torch.distributed.run", "--nproc-per-node=2", "--master-port", str(launchers.free_port()), "-m")
+    launcher = ("torch.distributed.run", "--nproc-per-node=2", "--master-port", str(free_port()), "-m")
     document = tmp_path / "out.json"
     given = (
         "--backends",

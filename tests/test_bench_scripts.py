@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import smoke
-from harness import launchers
+from mcr_dl.bench.ranks import free_port
 from smoke import BENCH
 
 TESTS = Path(__file__).resolve().parent
@@ -60,7 +60,7 @@ def test_smoke(name: str) -> None:
 def test_the_log_on_ranks_of_a_launcher(tmp_path: Path) -> None:
     """log_cost.py measures more on ranks that torchrun has started, and writes its figures to the --json file."""
     figures = tmp_path / "figures.json"
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={launchers.free_port()}"]
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
     text = smoke.run("log_cost.py", "--json", str(figures), launcher=torchrun)
     assert "mpi, asynchronous" in text
     assert "mpi, asynchronous" in figures.read_text()

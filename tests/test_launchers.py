@@ -17,6 +17,7 @@ import jobs
 import mcr_dl
 from harness import launchers, old_mpich
 from mcr_dl.base import launcher
+from mcr_dl.bench.ranks import environments, free_port
 
 SCRIPT = str(launchers.TESTS / "programs" / "everywhere.py")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
@@ -51,9 +52,9 @@ def run(commands: Sequence[tuple[list[str], dict[str, str]]]) -> tuple[list[int]
 
 def slurm(size: int, program: list[str], job: int = 0, step: int = -1) -> list[tuple[list[str], dict[str, str]]]:
     """The variables that srun sets without a PMI plugin for this MPI; by default those of a step with a free port."""
-    port = launchers.free_port()
+    port = free_port()
     while port < 15000 or port >= 60000:
-        port = launchers.free_port()
+        port = free_port()
     common = {"SLURM_STEP_NUM_TASKS": str(size), "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": str(job)}
     common |= {"SLURM_STEP_TASKS_PER_NODE": str(size), "SLURM_NODEID": "0"}
     common["SLURM_STEP_ID"] = str(port - 15000 if step < 0 else step)
@@ -121,7 +122,7 @@ mcr_dl.destroy_process_group()
 
 def test_two_steps_of_a_slurm_job_at_once() -> None:
     """The ranks of each step meet each other alone."""
-    job = launchers.free_port() % 20000
+    job = free_port() % 20000
     program = [sys.executable, "-c", _STEP]
     codes, text = run([*slurm(2, program, job, 1), *slurm(2, program, job, 2)])
     assert set(codes) == {0}, text
@@ -166,7 +167,7 @@ def test_torch_alone(launcher: str, named: bool, tmp_path: Path) -> None:
     """torch.distributed's own init_process_group finds its ranks, repeatedly, and on torch's own backends too."""
     program = tmp_path / "program.py"
     program.write_text(_TORCH)
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(launchers.free_port())} if named else {}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} if named else {}
     started = commands(launcher, 2, [str(program), "mcr", "gloo", "mcr"])
     codes, text = run([(command, {**variables, **place}) for command, variables in started])
     assert set(codes) == {0}, text
@@ -230,7 +231,7 @@ mcr_dl.destroy_process_group()
 )
 def test_rank_from_the_meeting_point(kind: str, variables: tuple[str, ...]) -> None:
     """Rank and size may come from the URL or a handler of the program's, and one of them from the environment."""
-    port = str(launchers.free_port())
+    port = str(free_port())
     values = [{"WORLD_SIZE": "2", "RANK": str(rank)} for rank in range(2)]
     started = [
         ([sys.executable, "-c", _MEETS, kind, str(rank), port], {name: values[rank][name] for name in variables})
@@ -263,14 +264,13 @@ def test_info(launcher: str) -> None:
 
 def test_info_on_two_hosts() -> None:
     """A backend of one host starts only where it connects all ranks. If the libraries differ, the report says so."""
-    ranks = launchers.rank_environments(2)
     program = [sys.executable, str(jobs.PROGRAMS / "hosts.py"), "0,1", "info", "--support"]
-    codes, text = run([(program, each) for each in ranks])
+    codes, text = run([(program, each) for each in environments(2, {}).values()])
     assert codes == [0, 0], text
     assert [text.count(f"Support: {name}") for name in ("gloo", "shm")] == [1, 0], text
-    ranks = launchers.rank_environments(2)
+    ranks = environments(2, {})
     ranks[1]["MCR_DL_MPI_LIB"] = str(launchers.openmpi_library())
-    codes, text = run([(program, {**each, "COLUMNS": "300"}) for each in ranks])
+    codes, text = run([(program, {**each, "COLUMNS": "300"}) for each in ranks.values()])
     assert codes == [0, 0], text
     assert "backend 'mpi': expected the same library on all ranks, got ok: MPICH" in text, text
 
@@ -296,7 +296,7 @@ def test_a_library_without_mpi_4(size: int, tmp_path: Path) -> None:
         "mcr_dl.destroy_process_group()"
     )
     library = {"MCR_DL_MPI_LIB": str(old_mpich.make(tmp_path))}
-    ranks = [([sys.executable, "-c", program], {**each, **library}) for each in launchers.rank_environments(size)]
+    ranks = [([sys.executable, "-c", program], {**each, **library}) for each in environments(size, {}).values()]
     codes, text = run(ranks)
     assert set(codes) == {0}, text
     assert text.count(f"{2 * size * size} mpi_mpich3.so\n") == size, text
@@ -330,7 +330,7 @@ def test_ranks_and_their_cores(places: list[int], said: str) -> None:
     cores = sorted(os.sched_getaffinity(0))
     assert len(cores) > 1, "expected a machine with two cores"
     programs = [[sys.executable, "-c", _ON_CORES, str(cores[place])] for place in places]
-    codes, text = run(list(zip(programs, launchers.rank_environments(2), strict=True)))
+    codes, text = run(list(zip(programs, environments(2, {}).values(), strict=True)))
     assert codes == [0, 0], text
     assert text.count(f"2 {said}") == 2, text
 

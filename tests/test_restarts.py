@@ -19,6 +19,7 @@ import jobs
 from harness import launchers
 from mcr_dl.base import launcher
 from mcr_dl.base.errors import CollectiveTimeoutError
+from mcr_dl.bench.ranks import free_port
 from mcr_dl.runtime import lives
 from mcr_dl.testing.nursery import Nursery
 
@@ -56,7 +57,7 @@ def test_a_job_on_several_hosts(tmp_path: Path) -> None:
 
     An agent whose ranks are all well when it learns of the loss counts no restart, so that the counts may differ.
     """
-    port = launchers.free_port()
+    port = free_port()
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", "--max-restarts=1"]
     command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=restarts"]
     command += [str(PROGRAM.with_name("hosts.py")), "0,0,1,1", "restarted", "mpi,gloo", "1:kill", str(tmp_path)]

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from harness import Pools, launchers
+from mcr_dl.bench.ranks import environments
 from ranks import syndicate_torch
 from test_launchers import run
 
@@ -87,7 +88,7 @@ def _alone(end: str, **variables: str) -> tuple[list[int], str]:
     """Exit codes and output of a torch program that never imports mcr_dl."""
     program = [sys.executable, str(launchers.TESTS / "programs" / "torch_alone.py"), end]
     given = {"MCR_DL_TUNING_TABLE": "none", **variables}
-    return run([(program, {**given, **rank}) for rank in launchers.rank_environments(2)])
+    return run([(program, {**given, **rank}) for rank in environments(2, {}).values()])
 
 
 @pytest.mark.parametrize("end", ["destroyed", "works left", "group destroyed", "forgotten"])

@@ -19,6 +19,7 @@ import torch
 import mcr_dl
 from harness import launchers
 from mcr_dl import _C
+from mcr_dl.bench.ranks import environments
 from mcr_dl.libraries import registry
 from mcr_dl.testing import cases, cli, kit, reference, session
 from mcr_dl.testing.calls import OPS, SIGNATURES, STYLES, Case, kinds
@@ -285,7 +286,7 @@ class TestTheCommand:
 
     def test_a_launcher(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         """Ranks of a launcher are refused: the kit replaces ranks that a failure has ended."""
-        for name, value in launchers.rank_environments(2)[0].items():
+        for name, value in environments(2, {})[0].items():
             monkeypatch.setenv(name, value)
         assert cli.main(["--backend", "gloo"]) == 2
         assert "run it without one" in capsys.readouterr().err

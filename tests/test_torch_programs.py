@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from harness import launchers
+from mcr_dl.bench.ranks import environments
 from test_launchers import LIMIT, run
 
 PROGRAM = str(launchers.TESTS / "programs" / "torch_alone.py")
@@ -18,7 +19,7 @@ QUIET = {"MCR_DL_TUNING_TABLE": "none"}
 def _ranks(size: int, *arguments: str, **variables: str) -> tuple[list[int], str]:
     """The exit codes of the ranks themselves, without a launcher that adds its own output."""
     program = [sys.executable, PROGRAM, *arguments]
-    return run([(program, {**QUIET, **variables, **rank}) for rank in launchers.rank_environments(size)])
+    return run([(program, {**QUIET, **variables, **rank}) for rank in environments(size, {}).values()])
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 import mcr_dl
 from harness import launchers
+from mcr_dl.bench.ranks import free_port
 
 PROGRAM = str(launchers.TESTS / "programs" / "upstream.py")
 
@@ -19,7 +20,7 @@ PROGRAM = str(launchers.TESTS / "programs" / "upstream.py")
 def test_a_program_of_its_time(launcher: str, engine: str, backend: str, tmp_path: Path) -> None:
     """init_processes, get_distributed_engine and init_distributed, on either engine, under torchrun and mpiexec."""
     log = tmp_path / "output.txt"
-    port = {} if launcher == "processes" else {"MASTER_PORT": str(launchers.free_port())}
+    port = {} if launcher == "processes" else {"MASTER_PORT": str(free_port())}
     job = launchers.mark()
     ranks = launchers.start(launcher, 2, [PROGRAM, engine, backend], log, {**port, **job})
     try:

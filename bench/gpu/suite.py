@@ -87,14 +87,14 @@ def _dealt(piles: list[list[Any]]) -> list[Any]:
 def _exchange(case: Any, rank: int, members: list[int]) -> None:
     """A send or receive and its counterpart, in NCCL's way: both sides in matching order."""
     from mcr_dl.testing import checks
-    from mcr_dl.testing.calls import OPS, SIGNATURES, spell
+    from mcr_dl.testing.calls import SIGNATURES, spell
 
     names = {"send": "recv", "recv": "send", "isend": "irecv", "irecv": "isend"}
     halves = {}
     for name in (case.function, names[case.function]):
         half = replace(case, function=name)
         prepared = checks.prepare(half, rank, len(members))
-        halves[OPS[SIGNATURES[name]["op"]]["name"]] = (prepared, spell(half, dict(prepared.arguments)))
+        halves[SIGNATURES[name]["op"]] = (prepared, spell(half, dict(prepared.arguments)))
     # In a ring whose even ranks send first, some rank always receives.
     order = ("send", "recv") if rank % 2 == 0 else ("recv", "send")
     results = {name: halves[name][1]() for name in order}

@@ -2,6 +2,5 @@
 """Runs functions on all ranks of a job: pools of rank processes that live as long as the pytest session."""
 
 from harness.pool import Pools
-from mcr_dl.testing.pool import Pool, RankFailure
 
-__all__ = ["Pool", "Pools", "RankFailure"]
+__all__ = ["Pools"]

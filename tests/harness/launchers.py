@@ -14,8 +14,8 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mcr_dl.bench.ranks import free_port
-from mcr_dl.testing.pool import without_launcher
+from mcr_dl.bench.ranks import environments
+from mcr_dl.testing.pool import start_all, without_launcher
 
 TESTS = Path(__file__).resolve().parent.parent
 
@@ -60,13 +60,6 @@ def environment(**extra: str) -> dict[str, str]:
     clean = without_launcher()
     path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH", "")]))
     return {**clean, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **extra}
-
-
-def rank_environments(size: int) -> list[dict[str, str]]:
-    """The variables that torchrun sets, for each rank."""
-    common = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
-    common["MASTER_PORT"] = str(free_port())
-    return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
 
 
 def mpiexec(launcher: str, size: int) -> tuple[list[str], dict[str, str]]:
@@ -120,22 +113,11 @@ def start(
     """Start `size` ranks of ``python arguments...``; returns the processes started here."""
     program = [sys.executable, *arguments]
     if launcher in OWN:
-        commands = [(program, {**extra, **OWN[launcher]}) for extra in rank_environments(size)]
+        commands = [(program, extra) for extra in environments(size, OWN[launcher]).values()]
     else:
         command, extra = mpiexec(launcher, size)
         commands = [([*command, *program], extra)]
-    with open(log, "ab") as output:
-        return [
-            subprocess.Popen(
-                command,
-                env=environment(**variables, **extra),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            for command, extra in commands
-        ]
+    return start_all([(command, environment(**{**variables, **extra})) for command, extra in commands], log)
 
 
 def finish(command: Sequence[str], folder: Path, variables: Mapping[str, str], limit: float) -> tuple[int, str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import launchers
+from mcr_dl.bench.ranks import free_port
 
 HERE = Path(__file__).resolve().parent
 # No downloads, no telemetry.
@@ -42,7 +43,7 @@ def run(
     command = [str(HERE / "programs" / f"{program}.py"), *arguments, str(folder)]
     variables = {**ENVIRONMENT, "JOB_SECONDS": str(limit), **variables}
     if torchrun:
-        port = launchers.free_port()
+        port = free_port()
         command = ["-m", "torch.distributed.run", f"--nproc-per-node={size}", f"--master-port={port}", *command]
     job = launchers.mark()
     ranks = launchers.start("processes", 1 if torchrun else size, command, log, {**variables, **job})

@@ -66,7 +66,7 @@ class Case:
     def vectored(self) -> bool:
         """Whether a backend gets the call with a count for each block; a list for all_to_all has them too."""
         has = kinds(self.function)
-        if "inputs" in has and OPS[self.op]["name"] == "all_to_all":
+        if "inputs" in has and self.op == "all_to_all":
             return self.layout != "single"
         return bool(has & {"scounts", "rcounts"}) or self.layout in ("splits", "rows", "uneven")
 

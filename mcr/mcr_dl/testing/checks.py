@@ -15,7 +15,7 @@ import torch.distributed
 import mcr_dl
 from mcr_dl import _C
 from mcr_dl.testing import forms, reference, session
-from mcr_dl.testing.calls import OPS, SIGNATURES, Case, Guards, Side, place, spell
+from mcr_dl.testing.calls import OPS, SIGNATURES, Case, Guards, Side, kinds, place, spell
 from mcr_dl.testing.expect import expect
 from mcr_dl.testing.position import note
 
@@ -34,7 +34,7 @@ def block_sizes(case: Case, size: int) -> list[Any]:
         extra = _UNEVEN[index % 3]
         return case.count if even else (case.count + extra if extra else 0)
 
-    if OPS[case.op]["name"] == "all_to_all":
+    if case.op == "all_to_all":
         return [[one(i + j + case.seed) for j in range(size)] for i in range(size)]
     return [one(i + case.seed) for i in range(size)]
 
@@ -129,7 +129,7 @@ def prepare(case: Case, rank: int, size: int) -> Prepared:
     def fill(salt: int, count: int) -> torch.Tensor:
         return guards.around(reference.values(dtype, count, case.seed * 64 + 32 + salt + 2 * rank).to(case.device))
 
-    if "tensor" in _kinds(case):
+    if "tensor" in kinds(case.function):
         return _prepare_single(case, inputs, want, rank, fill, guards)
     source, target = _sides(case, sizes, rank, fill, guards)
     if case.aliased and source is not None and target is not None:
@@ -147,7 +147,7 @@ def prepare(case: Case, rank: int, size: int) -> Prepared:
 
 def _input_after(case: Case, rank: int, source: Side, result: torch.Tensor | None) -> torch.Tensor | None:
     """An input that contains the output as a block: that block is the result, the others stay unchanged."""
-    if result is None or OPS[case.op]["name"] not in ("scatter", "reduce_scatter"):
+    if result is None or case.op not in ("scatter", "reduce_scatter"):
         return None
     after = source.content()
     start, count = source.places[rank]
@@ -155,16 +155,12 @@ def _input_after(case: Case, rank: int, source: Side, result: torch.Tensor | Non
     return after
 
 
-def _kinds(case: Case) -> set[str]:
-    return {kind for _, kind, _, _ in SIGNATURES[case.function]["params"]}
-
-
 def _input_totals(case: Case, sizes: list[Any], size: int) -> list[int]:
     if case.op == "all_to_all":
         return [sum(row) for row in sizes]
     if case.op in ("scatter", "reduce_scatter"):
         return [sum(sizes)] * size
-    if "tensor" in _kinds(case):
+    if "tensor" in kinds(case.function):
         return [case.count] * size
     return list(sizes)
 
@@ -238,7 +234,7 @@ def _arguments(case: Case, source: Side | None, target: Side | None, rank: int) 
     named["outputs"] = _list_argument(case, target)
     params = SIGNATURES[case.function]["params"]
     result = {name: named.get(kind) for name, kind, default, _ in params if kind in named or not default}
-    if "async_op" not in {kind for _, kind, _, _ in params}:
+    if "async_op" not in kinds(case.function):
         result.pop("async_op", None)
     return result
 

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import Any
@@ -61,22 +61,27 @@ def without_launcher() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
 
 
-def local(size: int, arguments: Sequence[str], log: Path, variables: dict[str, str]) -> list[subprocess.Popen[bytes]]:
-    """Start the ranks as processes of this machine, which end with this process."""
-    given = {**os.environ, "PYTHONUNBUFFERED": "1", **variables, "MCR_TEST_PARENT": str(os.getpid())}
-    command = [sys.executable, *arguments]
+def start_all(commands: Sequence[tuple[Sequence[str], Mapping[str, str]]], log: Path) -> list[subprocess.Popen[bytes]]:
+    """Start commands with their environments, in sessions of their own; their output goes to the file."""
     with open(log, "ab") as output:
         return [
             subprocess.Popen(
                 command,
-                env={**given, **own},
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-            for own in environments(size, {}).values()
+            for command, environment in commands
         ]
+
+
+def local(size: int, arguments: Sequence[str], log: Path, variables: dict[str, str]) -> list[subprocess.Popen[bytes]]:
+    """Start the ranks as processes of this machine, which end with this process."""
+    given = {**os.environ, "PYTHONUNBUFFERED": "1", **variables, "MCR_TEST_PARENT": str(os.getpid())}
+    command = [sys.executable, *arguments]
+    return start_all([(command, {**given, **own}) for own in environments(size, {}).values()], log)
 
 
 class RankFailure(AssertionError):
