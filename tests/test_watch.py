@@ -193,7 +193,7 @@ def test_diagnose(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("[" * 100_000, "lists and objects inside each other"),
         ("[]", "expected a dump of version 1"),
         ('{"format": "mcr-dl dump", "version": 9}', "expected a dump of version 1"),
-        (json.dumps({"format": "mcr-dl dump", "version": 1, "alarm": {}, "rank": "0"}), "rank: expected int, got '0'"),
+        (json.dumps({"format": "mcr-dl dump", "version": 1, "alarm": {}, "rank": "0"}), "rank: expected values of"),
     ],
 )
 def test_broken_dumps(tmp_path: Path, text: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:

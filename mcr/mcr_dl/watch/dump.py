@@ -19,29 +19,21 @@ from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.watch._diagnosis import diagnose, ranks_text
 from mcr_dl.watch._report import FORMAT, VERSION, Report
 
-_ALARM = {"by": int, "kind": str, "group": str, "text": str, "seq": int, "message": bool}
 VARIABLE = "MCR_DL_DUMP_DIR"
 _NAME = re.compile(r"^alarm(\d+)\.rank(\d+)\.json$")
 _job = ""  # an identity of this process's job, equal on all its ranks
 _MOST = 8  # alarms of which a process leaves dumps: the first ones are the informative ones
 _LARGEST = 256 * documents.MIB  # bytes of a file that is read
-_FIELDS = {
-    "alarm": dict,
-    "rank": int,
-    "size": int,
-    "pid": int,
-    "host": str,
-    "groups": list,
-    "threads": list,
-    "pending": list,
-    "time": float,
-}
 _MOST_RANKS, _LATEST = 1 << 20, 1e11  # the latest time is in seconds since 1970
 _WORD = str | None
 # The fields of rows that the text needs, and those that a dump may lack.
 _CALL = {"seq": int, "op": str, "dtype": _WORD, "red": _WORD, "root": int | None, "bytes": int | None}
 _CALL |= {"backend": _WORD, "async": bool, "caller": _WORD, "history": str}
+_DUMP = {"alarm": dict, "rank": int, "size": int, "pid": int, "host": str, "time": float | int}
+_DUMP |= {"groups": list, "threads": list, "pending": list}
 _ROWS: dict[str, dict[str, Any]] = {
+    "": _DUMP,
+    "alarm": {"by": int, "kind": str, "group": str, "text": str, "seq": int, "message": bool},
     "groups": {"group": str, "label": str, "ranks": tuple[int, ...], "collectives": int, "calls": list},
     "threads": {"op": str, "backend": _WORD, "label": _WORD, "seq": int, "age": float | int, "waits": bool},
     "pending": {"op": str, "backend": _WORD, "label": _WORD, "seq": int, "age": float | int},
@@ -96,15 +88,8 @@ def write(number: int, report: Report, alarm: Mapping[str, Any]) -> None:
             print(f"mcr_dl: {file} could not be written: {error}", file=sys.stderr)
 
 
-def _check_fields(file: Path, where: str, value: Mapping[str, Any], fields: Mapping[str, type]) -> None:
-    for name, kind in fields.items():
-        found = value.get(name)
-        if not isinstance(found, kind) and not (kind is float and isinstance(found, int)):
-            raise InvalidArgumentError(f"{file}: {where}{name}: expected {kind.__name__}, got {found!r:.40}")
-
-
 def _check_rows(file: Path, where: str, rows: Sequence[Any]) -> None:
-    needed, optional = _ROWS.get(where, {}), _OPTIONAL.get(where, {})
+    needed, optional = _ROWS[where], _OPTIONAL.get(where, {})
     if not shapes.are(rows, dict):
         raise InvalidArgumentError(f"{file}: {where}: expected objects, got others")
     for name, hint in {**needed, **optional}.items():
@@ -119,15 +104,14 @@ def _checked(file: Path) -> Report:
     content = documents.read(file, str(file), limit=_LARGEST)
     if not isinstance(content, dict) or content.get("format") != FORMAT or content.get("version") != VERSION:
         raise InvalidArgumentError(f"{file}: expected a dump of version {VERSION}, got something else")
-    _check_fields(file, "", content, _FIELDS)
-    _check_fields(file, "alarm.", content["alarm"], _ALARM)
+    _check_rows(file, "", [content])
+    _check_rows(file, "alarm", [content["alarm"]])
     rank, size, moment = content["rank"], content["size"], content["time"]
     if not 0 <= rank < size <= _MOST_RANKS:
         message = f"expected a rank below the size, and at most {_MOST_RANKS} ranks, got {rank!r:.40} and {size!r:.40}"
         raise InvalidArgumentError(f"{file}: {message}")
     if not 0 <= moment <= _LATEST:
         raise InvalidArgumentError(f"{file}: time: expected seconds since 1970, got {moment!r:.40}")
-    _check_rows(file, "", [content])
     for name in ("groups", "threads", "pending"):
         _check_rows(file, name, content[name])
     _check_rows(file, "groups.calls", [call for group in content["groups"] for call in group["calls"]])
