@@ -322,7 +322,7 @@ def test_a_plan_against_the_programs_order_is_refused() -> None:
         ({"calls": {"a": "way", "b": "other"}}, r"calls\['b'\]: expected one of its options"),
         ({"order": []}, "expected a place of each motif"),
         ({"order": "x"}, "order: expected a list"),
-        ({"order": [{}]}, r"order\[0\]: expected the fields seq"),
+        ({"order": [{}]}, r"order\[0\]: expected the field 'seq'"),
         ({"iteration": 1.5}, "expected whole numbers"),
     ],
 )

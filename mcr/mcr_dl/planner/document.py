@@ -8,7 +8,7 @@ from typing import Any
 
 from mcr_dl.base import documents
 from mcr_dl.base.errors import InvalidArgumentError
-from mcr_dl.planner.graph import hash_of
+from mcr_dl.planner.graph import fields_of, hash_of
 from mcr_dl.planner.plans import Place, Plan, Planner
 
 FORMAT, VERSION = "mcr-dl plan", 1
@@ -70,11 +70,7 @@ def _order(planner: Planner, chosen: list[int], rows: Any) -> list[Place]:
     order = []
     for seq, row in enumerate(rows):
         where = f"order[{seq}]"
-        if not isinstance(row, dict) or set(row) != set(_ROW):
-            raise ValueError(f"{where}: expected the fields {', '.join(_ROW)}")
-        for name, kind in _ROW.items():
-            if type(row[name]) is not kind:
-                raise ValueError(f"{where}.{name}: expected a {kind.__name__}, got a {type(row[name]).__name__}")
+        fields_of(row, where, _ROW, {})
         if row["seq"] != seq:
             raise ValueError(f"{where}.seq: expected {seq}, got {row['seq']}")
         if row["call"] not in places:

@@ -139,7 +139,7 @@ def _node_document(node: Node) -> dict[str, Any]:
 # ---- reading
 
 
-def _fields(value: Any, where: str, required: Mapping[str, type], optional: Mapping[str, type]) -> dict[str, Any]:
+def fields_of(value: Any, where: str, required: Mapping[str, type], optional: Mapping[str, type]) -> dict[str, Any]:
     """The fields of an object. Raises ValueError, naming the first one that is missing, unknown or of another type."""
     if not isinstance(value, dict):
         raise ValueError(f"{where}: expected an object, got a {type(value).__name__}")
@@ -162,14 +162,14 @@ def _texts(values: Sequence[Any], where: str) -> tuple[str, ...]:
 
 
 def _channel(value: Any, where: str) -> Channel:
-    found = _fields(value, where, {"name": str, "resources": list}, {"incast": int})
+    found = fields_of(value, where, {"name": str, "resources": list}, {"incast": int})
     if not 0 <= found.get("incast", 0) <= _MOST_INCAST:
         raise ValueError(f"{where}.incast: expected 0 to {_MOST_INCAST}, got {str(found['incast'])[:40]}")
     return Channel(found["name"], _texts(found["resources"], where), found.get("incast", 0))
 
 
 def _piece(value: Any, where: str, place: int) -> Piece:
-    found = _fields(value, where, {"channel": str, "time": int}, {"after": list, "what": str})
+    found = fields_of(value, where, {"channel": str, "time": int}, {"after": list, "what": str})
     after = found.get("after", [])
     if not all(type(each) is int and 0 <= each < place for each in after):
         raise ValueError(f"{where}.after: expected the numbers of earlier pieces")
@@ -179,7 +179,7 @@ def _piece(value: Any, where: str, place: int) -> Piece:
 
 
 def _option(value: Any, where: str) -> Option:
-    found = _fields(value, where, {"name": str, "pieces": list}, {})
+    found = fields_of(value, where, {"name": str, "pieces": list}, {})
     return Option(
         found["name"], tuple(_piece(each, f"{where}.pieces", place) for place, each in enumerate(found["pieces"]))
     )
@@ -187,7 +187,7 @@ def _option(value: Any, where: str) -> Option:
 
 def _node(value: Any, where: str) -> Node:
     optional = {"after": list, "time": int, "lane": str, "options": list, "call": dict}
-    found = _fields(value, where, {"key": str}, optional)
+    found = fields_of(value, where, {"key": str}, optional)
     where = f"{where} ({found['key'][:40]!r})"
     if sum(name in found for name in ("time", "options", "call")) != 1:
         raise ValueError(f"{where}: expected one of time, options and call")
@@ -195,7 +195,7 @@ def _node(value: Any, where: str) -> Node:
     call = None
     if "call" in found:
         numbers = {"count": int, "ranks": int}
-        call = Call(**_fields(found["call"], f"{where}.call", {"op": str, **numbers, "dtype": str}, {"root": int}))
+        call = Call(**fields_of(found["call"], f"{where}.call", {"op": str, **numbers, "dtype": str}, {"root": int}))
         if call.dtype not in _C.dtypes():
             raise ValueError(f"{where}.call.dtype: expected one of {', '.join(_C.dtypes())}, got {call.dtype[:40]!r}")
         for name, number, least, most in (("count", call.count, 0, _MOST), ("ranks", call.ranks, 1, _MOST_RANKS)):
@@ -210,7 +210,7 @@ def _node(value: Any, where: str) -> Node:
 
 
 def _cost(value: Any, where: str) -> dict[str, Any]:
-    found = _fields(value, where, {"channel": str, "op": str}, {"alpha": int, "per_mib": int, "points": list})
+    found = fields_of(value, where, {"channel": str, "op": str}, {"alpha": int, "per_mib": int, "points": list})
     for point in found.get("points", []):
         if not isinstance(point, list) or [type(each) for each in point] != [int, int]:
             raise ValueError(f"{where}.points: expected pairs of bytes and ns")
@@ -224,7 +224,7 @@ def _cost(value: Any, where: str) -> dict[str, Any]:
 def of_document(document: Any) -> Graph:
     """The graph of a JSON document. Raises ValueError, naming the place of the first error."""
     known = {"channels": list, "nodes": list, "format": str, "version": int}
-    found = _fields(document, "graph", known, {"costs": list})
+    found = fields_of(document, "graph", known, {"costs": list})
     if (found["format"], found["version"]) != (FORMAT, VERSION):
         raise ValueError(f"expected {FORMAT!r} of version {VERSION}, got {found['format'][:40]!r} {found['version']}")
     graph = Graph(
