@@ -225,12 +225,8 @@ def check(document: Any, schema: dict[str, Any], what: str) -> dict[str, Any]:
     """Return the document if it conforms to a JSON schema. Raises InvalidArgumentError with the path of the wrong part,
     in one line that begins with ``what``.
     """
-    from jsonschema import Draft202012Validator  # takes 0.1 s, which programs without such files need not pay
-    from jsonschema.exceptions import best_match
-
-    fault = best_match(Draft202012Validator(schema).iter_errors(document))
-    if fault is not None:
-        message = schemas.explain(fault)
+    message = schemas.violation(document, schema)
+    if message is not None:
         message = message if len(message) <= _LONGEST else f"{message[: _LONGEST - 3]}..."
         raise InvalidArgumentError(f"{what}: {message}")
     found: dict[str, Any] = document

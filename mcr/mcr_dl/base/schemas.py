@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ def _expectation(rule: str, value: Any, instance: Any) -> tuple[str, str]:
     return texts.get(rule, f"{rule} {value}"), found
 
 
-def explain(error: ValidationError, meaning: str = "") -> str:
-    """``path: expected ..., got ...`` for a fault. ``meaning``: of the expected value."""
+def _explain(error: ValidationError, meaning: str) -> str:
     where = path_text(error.absolute_path)
     if error.validator == "additionalProperties":
         part: Any = error.schema
@@ -62,3 +61,18 @@ def explain(error: ValidationError, meaning: str = "") -> str:
         return f"{where}: expected only the keys {', '.join(known)}, got {', '.join(map(repr, unknown))}"
     expected, got = _expectation(str(error.validator), error.validator_value, error.instance)
     return f"{where}: expected {expected}{f' ({meaning})' if meaning else ''}, got {got}"
+
+
+def violation(
+    document: Any, schema: dict[str, Any], meaning: Callable[[Sequence[str | int]], str] = lambda _: ""
+) -> str | None:
+    """The first violation of a schema, as ``path: expected ..., got ...``; None if there is none.
+
+    ``meaning``: of the expected value, by the path through the schema to the rule. Raises ModuleNotFoundError if
+    jsonschema is not installed.
+    """
+    from jsonschema import Draft202012Validator  # takes 0.1 s, which programs without such files need not pay
+    from jsonschema.exceptions import best_match
+
+    fault = best_match(Draft202012Validator(schema).iter_errors(document))
+    return None if fault is None else _explain(fault, meaning(fault.absolute_schema_path))

@@ -6,14 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mcr_dl import _C
 from mcr_dl.base import documents, schemas
 from mcr_dl.base.errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from jsonschema import Draft202012Validator
 
 
 @cache
@@ -27,13 +24,6 @@ def schema() -> dict[str, Any]:
         raise FileNotFoundError(f"mcr_dl is not installed completely: no {path}")
     document: dict[str, Any] = documents.read(path, "tuning/schema.json", limit=documents.MIB)
     return document
-
-
-@cache
-def _validator() -> Draft202012Validator:
-    from jsonschema import Draft202012Validator  # takes 0.1 s, which programs that read no table need not pay
-
-    return Draft202012Validator(schema())
 
 
 def _meaning(path: Sequence[str | int]) -> str:
@@ -55,11 +45,9 @@ def violation(document: Any) -> str | None:
     Raises InvalidArgumentError if jsonschema is not installed.
     """
     try:
-        from jsonschema.exceptions import best_match
+        return schemas.violation(document, schema(), _meaning)
     except ModuleNotFoundError as error:
         raise InvalidArgumentError("tuning tables are checked with jsonschema: pip install jsonschema") from error
-    fault = best_match(_validator().iter_errors(document))
-    return None if fault is None else schemas.explain(fault, _meaning(fault.absolute_schema_path))
 
 
 def _not_ascending(numbers: list[int], where: str, key: str) -> str | None:
