@@ -221,7 +221,7 @@ TEST(a_library_gets_device_memory_for_a_reduction_under_another_name) {
   ranks::Alone alone(make);
   const auto shadow = std::make_shared<ranks::Alone>(make);
   const std::shared_ptr<Group> stage(shadow, &shadow->group());
-  const auto stages = std::make_shared<Stages>(std::vector{stage});
+  const auto stages = std::make_shared<Stages>(stage);
   alone.group().set_stages(stages, {stage});
   alone.group().set_staging(std::make_shared<Staging>(stages, kChunk));
   std::vector<uint8_t> values(8, 1);
