@@ -86,17 +86,21 @@ Trials::Bucket* Trials::find(const Call& call, int64_t bytes) const {
   return found == places_.end() ? nullptr : buckets_[found->second].get();
 }
 
-std::size_t Trials::bucket_of(const Call& call, int64_t bytes, const std::function<Options()>& options) {
-  const auto [found, fresh] = places_.try_emplace(key_of(call, bytes), buckets_.size());
-  if (!fresh) return found->second;
-  auto& bucket = *buckets_.emplace_back(std::make_unique<Bucket>());
+std::pair<std::size_t, bool> Trials::bucket_of(const Call& call, int64_t bytes,
+                                               const std::function<Options()>& options) {
+  const auto [found, added] = places_.try_emplace(key_of(call, bytes), buckets_.size());
+  if (added) buckets_.emplace_back(std::make_unique<Bucket>());
+  auto& bucket = *buckets_[found->second];
+  if (bucket.made) return {found->second, false};
   const auto given = options();
+  bucket = Bucket{};
   bucket.call = kind_of(call, bytes);
   bucket.usual = bucket.best = given.usual;
   for (const auto index : given.tried) bucket.tried.push_back({.index = index});
   bucket.decided = bucket.tried.size() < 2;
   begin_round(bucket);
-  return found->second;
+  bucket.made = true;
+  return {found->second, true};
 }
 
 void Trials::begin_round(Bucket& bucket) const {
@@ -107,7 +111,7 @@ void Trials::begin_round(Bucket& bucket) const {
 
 void Trials::remember(const Call& kind, std::size_t candidate, int64_t cost) {
   const std::lock_guard lock(mutex_);
-  auto& bucket = *buckets_[bucket_of(kind, kind.size_hint, [&] { return Options{candidate, {}}; })];
+  auto& bucket = *buckets_[bucket_of(kind, kind.size_hint, [&] { return Options{candidate, {}}; }).first];
   const auto best = std::ranges::find(bucket.tried, bucket.best, &Candidate::index);
   if (best == bucket.tried.end() || cost < best->cost) bucket.usual = bucket.best = candidate;
   bucket.tried.push_back({.index = candidate, .cost = cost});
@@ -126,7 +130,7 @@ bool Trials::at_agreement(const Bucket& bucket) {
 // A function of the number of the call in its bucket, and of agreed times: so all ranks get the same candidate.
 std::optional<Trials::Turn> Trials::next(const Call& call, int64_t bytes, const std::function<Options()>& options) {
   const std::lock_guard lock(mutex_);
-  const auto number = bucket_of(call, bytes, options);
+  const auto [number, first] = bucket_of(call, bytes, options);
   auto& bucket = *buckets_[number];
   if (!bucket.decided) {
     if (bucket.calls == calls_before_report(bucket) && !std::exchange(bucket.reported, true)) {
@@ -140,10 +144,10 @@ std::optional<Trials::Turn> Trials::next(const Call& call, int64_t bytes, const 
       conclude(bucket);
     }
   }
-  if (bucket.decided) return Turn{bucket.best, nullptr, true};
-  const auto width = static_cast<int64_t>(bucket.tried.size());
-  const Count counted{number, bucket.round, bucket.calls};
   const auto count = bucket.calls++;
+  const Count counted{number, bucket.round, count};
+  if (bucket.decided) return Turn{bucket.best, nullptr, !first, first ? counted : Count{}};
+  const auto width = static_cast<int64_t>(bucket.tried.size());
   if (count >= kRounds[bucket.round].tries * width) {
     return Turn{.candidate = bucket.best, .trial = nullptr, .count = counted};
   }
@@ -159,7 +163,9 @@ std::optional<Trials::Turn> Trials::next(const Call& call, int64_t bytes, const 
 void Trials::withdraw(const Count& count) {
   const std::lock_guard lock(mutex_);
   auto& bucket = *buckets_[count.bucket];
-  if (!bucket.decided && bucket.round == count.round && bucket.calls == count.number + 1) --bucket.calls;
+  if (bucket.round != count.round || bucket.calls != count.number + 1) return;
+  --bucket.calls;
+  if (bucket.round == 0 && bucket.calls == 0) bucket.made = false;
 }
 
 void Trials::await(const Call& call, int64_t bytes, const std::function<void()>& check) {
@@ -257,17 +263,18 @@ std::optional<Trials::Result> Trials::result(const Call& call, int64_t bytes) co
 
 std::string Trials::Report::key() const {
   const std::lock_guard lock(owner_->mutex_);
-  const auto round = owner_->buckets_[bucket_]->round;
-  return std::to_string(owner_->serial_) + "/" + std::to_string(bucket_) + "/" + std::to_string(round);
+  const auto& bucket = *owner_->buckets_[bucket_];
+  const auto kind = key_of(bucket.call, bucket.call.size_hint);
+  return std::to_string(owner_->serial_) + "/" + std::to_string(kind) + "/" + std::to_string(bucket.round);
 }
 
 std::string Trials::Report::what() const {
   const std::lock_guard lock(owner_->mutex_);
   const auto& bucket = *owner_->buckets_[bucket_];
-  auto text = operation_name(bucket.call.op, bucket.call.vectored) +
-              (bucket.call.asynchronous ? ", asynchronous" : "") + ", " +
-              std::string(kDTypeClasses[static_cast<std::size_t>(types_of(bucket.call))]) + ", " +
-              std::to_string(int64_t{1} << octave(bucket.call.size_hint)) + " bytes:";
+  const auto& call = bucket.call;
+  auto text = operation_name(call.op, call.vectored) + (call.asynchronous ? ", asynchronous" : "");
+  if (row(call.op).is(kReduces)) text += ", " + std::string(row(call.dtype).name) + ", " + std::string(name(call.red));
+  text += ", " + std::to_string(int64_t{1} << octave(call.size_hint)) + " bytes:";
   for (const auto& each : bucket.tried) text += " " + owner_->names_[each.index];
   return text;
 }

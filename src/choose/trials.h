@@ -15,6 +15,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/call.h"
@@ -87,7 +88,7 @@ class Trials : public std::enable_shared_from_this<Trials> {
   struct Turn {
     std::size_t candidate;
     std::shared_ptr<Trial> trial;  // null: the call is not timed
-    bool decided = false;          // all later calls of the bucket use the candidate, and are not counted
+    bool decided = false;          // all later calls of the bucket use the candidate; false for its first call
     Count count = {};
   };
   /// One octave of sizes shares a bucket: the best candidate rarely differs inside. Up to 2 GiB.
@@ -98,7 +99,7 @@ class Trials : public std::enable_shared_from_this<Trials> {
   /// again. `options` is called for the first call of a bucket.
   std::optional<Turn> next(const Call& call, int64_t bytes, const std::function<Options()>& options);
   /// Gives back the number of the bucket's latest call, which has failed before anything was sent, perhaps only on this
-  /// rank.
+  /// rank. If it was the bucket's first call, the next one makes the bucket again, with its own size.
   void withdraw(const Count& count);
   /// Waits until the ranks have agreed on what the call's bucket needs. Throws Error if they cannot, or what `check`
   /// throws, which is called now and then.
@@ -165,7 +166,8 @@ class Trials : public std::enable_shared_from_this<Trials> {
     int64_t cost = kUnknown;            // from these
   };
   struct Bucket {
-    Call call;
+    bool made = false;  // else the next call makes it
+    Call call;          // the first
     std::size_t usual = 0, best = 0;
     std::vector<Candidate> tried;    // in this round
     std::vector<Candidate> dropped;  // in earlier rounds
@@ -183,7 +185,8 @@ class Trials : public std::enable_shared_from_this<Trials> {
   static bool at_agreement(const Bucket& bucket);
   static bool rooted(const Bucket& bucket) { return row(bucket.call.op).is(kRooted); }
   Bucket* find(const Call& call, int64_t bytes) const;
-  std::size_t bucket_of(const Call& call, int64_t bytes, const std::function<Options()>& options);
+  // The index, and whether this call has made the bucket.
+  std::pair<std::size_t, bool> bucket_of(const Call& call, int64_t bytes, const std::function<Options()>& options);
   void conclude(Bucket& bucket) const;
   void begin_round(Bucket& bucket) const;
   // The longest of a call's times counts: what its caller spends, and how long it runs (0: unknown).

@@ -192,6 +192,36 @@ TEST(a_call_that_is_not_sent_gives_its_number_back) {
   CHECK(taken().size() == 2);  // one report of each rank
 }
 
+// It may have another size than the call that the other ranks make first, or no candidates to try.
+TEST(a_first_call_that_is_not_sent_leaves_no_bucket) {
+  Rank rank({3000, 1000}), other({3000, 1000});
+  for (const auto tried : {std::size_t{1}, std::size_t{2}}) {
+    const auto options = [&] { return Trials::Options{0, std::vector<std::size_t>(tried, 0)}; };
+    for (const int64_t bytes : {64, 4096}) {
+      const auto failed = rank.trials().next(call(), bytes, options);
+      CHECK(!failed->decided);
+      rank.trials().withdraw(failed->count);
+    }
+  }
+  std::size_t candidates = 0;
+  for (bool open = true; open; ++candidates) {
+    const auto candidate = rank.call(call(), 5000);
+    CHECK(candidate == other.call(call(), 5000));
+    open = candidate.has_value();
+  }
+  CHECK(candidates > 8);
+  // The reports meet, although only one rank has tried to make smaller calls.
+  CHECK(rank.call(call(), 64) == other.call(call(), 64));
+  const auto reports = taken();
+  CHECK(reports.size() == 2 && reports[0].key() == reports[1].key() && reports[0].what() == reports[1].what());
+}
+
+TEST(a_bucket_without_candidates_to_try_is_decided_at_its_second_call) {
+  Rank rank({3000});
+  const auto turn = [&] { return rank.trials().next(call(), 1024, [] { return Trials::Options{0, {0}}; }); };
+  CHECK(!turn()->decided && turn()->decided && turn()->decided);
+}
+
 TEST(results_of_an_earlier_job_are_not_tried_again) {
   Rank rank({3000, 1000, 2000});
   auto kind = call();
