@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <tuple>
+#include <utility>
 
 #include "choose/curve.h"
 #include "choose/kinds.h"
@@ -36,7 +37,7 @@ Refinement::Turn Refinement::next(const Call& call, int64_t bytes) {
   // The count, and everything derived from it, is a function of the calls made on the group in order, which are equal
   // on all ranks: so all ranks try the same candidate in the same call.
   const int64_t count = bucket.calls++;
-  bucket.call = kind_of(call, bytes);
+  bucket.former = std::exchange(bucket.call, kind_of(call, bytes));
   if (count / period_ != bucket.window) {
     bucket.window = count / period_;
     // At a random index of the window: a fixed index might hit the same line of a program's loop every time.
@@ -74,8 +75,14 @@ const Refinement::Option* Refinement::pick(Bucket& bucket, const Option& chosen,
 
 void Refinement::withdraw(const Count& count) {
   std::lock_guard lock(mutex_);
-  if (count.bucket->calls != count.number + 1) return;
-  --count.bucket->calls;
+  auto& bucket = *count.bucket;
+  if (bucket.calls != count.number + 1) return;
+  if (--bucket.calls == 0) {
+    buckets_.erase(kind_key(bucket.call, size_class(bucket.call.size_hint)));
+    std::erase_if(order_, [&](const auto& each) { return each.get() == &bucket; });
+    return;
+  }
+  bucket.call = bucket.former;
   if (count.tried == nullptr) return;
   --count.tried->tries;
   count.tried->due = count.tried->due_before;

@@ -41,7 +41,8 @@ class Refinement {
 
   /// Calls of similar cost: one op and form, one class of types, about one size.
   struct Bucket {
-    Call call;  // the latest, without its buffers; its size_hint is the size. Equal on all ranks
+    Call call;    // the latest, without its buffers; its size_hint is the size. Equal on all ranks
+    Call former;  // the one before, for withdraw()
     int64_t calls = 0;
     int64_t window = -1;
     int64_t trial = 0, timed = 0;  // indexes in the window: the call that tries another candidate, and the timed call
@@ -80,7 +81,7 @@ class Refinement {
   /// The candidate among `others`, which can all do the call, that the trial uses; null if none is due.
   const Option* pick(Bucket& bucket, const Option& chosen, std::span<const Option> others);
   /// Takes back the count of the bucket's latest call, which has failed before anything was sent, perhaps only on this
-  /// rank.
+  /// rank; without other calls also the bucket.
   void withdraw(const Count& count);
   void add(Series& series, std::chrono::nanoseconds time);
 

@@ -204,20 +204,23 @@ TEST(a_call_that_is_not_sent_does_not_count) {
   Refinement one(3, 3), two(3, 3);
   const Refinement::Option mine{0, true, unit(5)};
   const std::vector<Refinement::Option> others = {{1, true, unit(6)}, {2, false, 0}};
-  const auto made = call(Op::all_reduce, 8);
-  const auto turn_of = [&](Refinement& refinement) {
-    const auto turn = refinement.next(made, 32);
+  const auto turn_of = [&](Refinement& refinement, Op op = Op::all_reduce, int64_t bytes = 32) {
+    const auto turn = refinement.next(call(op, 8), bytes);
     const auto* picked = turn.part == Part::Trial ? refinement.pick(*turn.bucket, mine, others) : nullptr;
     auto* const tried = picked == nullptr ? nullptr : &turn.bucket->series[picked->candidate];
     return std::tuple(turn.part, picked, Refinement::Count{turn.bucket, turn.number, tried});
   };
   for (int i = 0; i < 100; ++i) {
     one.withdraw(std::get<2>(turn_of(one)));
+    one.withdraw(std::get<2>(turn_of(one, Op::all_reduce, 33)));  // about this size
+    one.withdraw(std::get<2>(turn_of(one, Op::broadcast)));       // the first of its kind
     const auto [part, picked, count] = turn_of(one);
     const auto [other_part, other_picked, other_count] = turn_of(two);
     CHECK(part == other_part && picked == other_picked && count.number == other_count.number);
+    one.withdraw(std::get<2>(turn_of(one, Op::all_reduce, 33)));
+    CHECK(one.fingerprint() == two.fingerprint());
   }
-  CHECK(one.fingerprint() == two.fingerprint());
+  CHECK(one.costs().size() == two.costs().size());
 }
 
 TEST(a_call_that_fails_before_it_is_sent_leaves_the_turns_of_the_others) {
