@@ -140,9 +140,14 @@ def test_excluded_candidates_are_not_chosen(pools: Pools, tmp_path: Path, ranks:
 
 
 @pytest.mark.parametrize(("chain", "options"), [("fuse", {}), ("compress", {"codec": "bf16"})])
-def test_rules_hold_for_calls_through_passes(pools: Pools, chain: str, options: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("rule", "candidate"), [("all_reduce:0-64k:gloo", "gloo"), ("all_to_all:*:gloo#all_reduce:64k-inf:gloo", "mpi")]
+)
+def test_rules_hold_for_calls_through_passes(
+    pools: Pools, chain: str, options: dict[str, str], rule: str, candidate: str
+) -> None:
     """Though the pass chooses by another call: a full buffer's, or the one that carries the encoded data."""
-    assert pools.get("processes", 2).run(choice.behind, chain, options) == [("gloo", "gloo")] * 2
+    assert pools.get("processes", 2).run(choice.behind, chain, options, rule) == [(candidate, candidate)] * 2
 
 
 def test_rank_0_counts(pools: Pools, tmp_path: Path) -> None:

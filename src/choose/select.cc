@@ -61,6 +61,11 @@ void Selector::forget() {
 
 Slot& Selector::choose(const Call& call) { return usual(remembered(call), call, message_bytes(call, ranks_)); }
 
+Slot& Selector::choose_unruled(const Call& call) {
+  const auto& choice = remembered(call);
+  return usual(choice.unruled == nullptr ? choice : *choice.unruled, call, message_bytes(call, ranks_));
+}
+
 Slot* Selector::ruled(const Call& call) {
   if (tuning_.rules.empty()) return nullptr;
   const Range& range = range_of(remembered(call), message_bytes(call, ranks_));
@@ -139,6 +144,11 @@ const Selector::Choice& Selector::decide(const Call& made) {
 }
 
 void Selector::overlay(Choice& choice, const Tuning::Rule& rule, Slot& slot) const {
+  if (choice.unruled == nullptr) {
+    choice.unruled = std::make_unique<Choice>();
+    choice.unruled->ranges = choice.ranges;
+    choice.unruled->unsized = choice.unsized;
+  }
   if (rule.from == 0 && rule.to == Tuning::Rule::kNoEnd) choice.unsized = {0, &slot, true};
   std::vector<Range> ranges;
   Range resumed = range_of(choice, rule.to);

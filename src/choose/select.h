@@ -108,9 +108,11 @@ class Selector {
   /// do the call natively and are not excluded; without curves the first of those, in the order in which the backends
   /// were given.
   Slot& choose(const Call& call);
-  /// The candidate that a rule of the user names for the call; null: none does. For passes that choose by another call
-  /// than the program's.
+  /// The candidate that a rule of the user names for the call; null: none does. Passes that choose by another call than
+  /// the program's ask this for the program's call, and then choose_unruled() for the other: rules are for the
+  /// program's calls.
   Slot* ruled(const Call& call);
+  Slot& choose_unruled(const Call& call);
   /// The candidate for a call of the program, in the order of the group's calls: refinement and trials may use another
   /// candidate and time it. `bytes`: its message_bytes(). Null: the ranks must agree first, in await_trials(); then
   /// call this again.
@@ -192,6 +194,7 @@ class Selector {
     int64_t trials_from = kCovered;    // calls of so many bytes or more are not covered by measurements
     std::unique_ptr<Decided> decided;  // of these calls; null if there are none
     std::vector<Pair> pairs;
+    std::unique_ptr<Choice> unruled;  // the ranges without the user's rules; null: no rule changes them
   };
   using Subject = Tuning::Subject;
   struct Field {

@@ -68,6 +68,10 @@ class Group : public std::enable_shared_from_this<Group> {
   Selector& selector() { return selector_; }
   /// The candidate for a call that names none.
   Slot& choose(const Call& call) { return slots_.size() == 1 ? slots_.front() : selector_.choose(call); }
+  /// The same without the user's rules.
+  Slot& choose_unruled(const Call& call) {
+    return slots_.size() == 1 ? slots_.front() : selector_.choose_unruled(call);
+  }
   /// The candidate for a call of the program: as Selector::choose().
   Slot* choose(const Call& call, int64_t bytes, Timing& timing) {
     if (slots_.size() == 1) return &slots_.front();

@@ -234,9 +234,11 @@ TEST(rules_overrule_and_the_last_one_counts) {
   CHECK(at(2048) == "one" && at(1 << 24) == "one");
   const auto ruled = [&](int64_t bytes) { return chooser.group().selector().ruled(call(Op::all_reduce, bytes / 4)); };
   CHECK(ruled(0)->name == "two" && ruled(512)->name == "one:other" && ruled(2048) == nullptr);
+  const auto unruled = [&](const Call& call) { return chooser.group().choose_unruled(call).name; };
+  CHECK(unruled(call(Op::all_reduce, 0)) == "one" && unruled(call(Op::all_reduce, 512)) == "one");
   auto vectored = call(Op::all_to_all, 8);
   vectored.vectored = true;
-  CHECK(chooser.choose(vectored) == "two");
+  CHECK(chooser.choose(vectored) == "two" && unruled(vectored) == "one");
   // As if the call named it: it need not have it.
   tuning.rules = {{Op::all_reduce, false, 0, Tuning::Rule::kNoEnd, "two"}};
   Chooser forced(tuning);

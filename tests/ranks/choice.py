@@ -168,10 +168,10 @@ def start(argument: str | None, variables: dict[str, str], question: tuple[str, 
         session.stop()
 
 
-def behind(chain: str, options: dict[str, Any]) -> tuple[str, str]:
-    """The candidate of a call through a pass, with a rule for it: as it is explained, and as it runs."""
+def behind(chain: str, options: dict[str, Any], rule: str) -> tuple[str, str]:
+    """The candidate of a call through a pass, with a rule: as it is explained, and as it runs."""
     session.stop()
-    os.environ["MCR_DL_TUNE"] = "all_reduce:0-64k:gloo"
+    os.environ["MCR_DL_TUNE"] = rule
     try:
         mcr_dl.init_process_group(["mpi", "gloo"], tuning_table="none", passes=[chain])
         work = mcr_dl.all_reduce(torch.ones(64), async_op=True, **options)

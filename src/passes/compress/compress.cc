@@ -115,7 +115,7 @@ Slot& Compress::slot_of(const Passage& passage, const Codec& codec, bool automat
   carrier.vectored = passage.call.vectored;
   carrier.asynchronous = passage.call.asynchronous;
   carrier.size_hint = bytes < 0 ? -1 : codec.capacity(bytes / size_of(dtype), coded_type(dtype));
-  return passage.group.choose(carrier);
+  return passage.group.choose_unruled(carrier);
 }
 
 std::shared_ptr<Residual> Compress::residual_of(const Passage& passage, const Coding* coding) {

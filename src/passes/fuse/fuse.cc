@@ -85,7 +85,7 @@ Slot* Fuse::slot_of(const Passage& passage) {
   const auto elements = std::max<int64_t>(largest_buffer_ / size_of(full.dtype) / shadow_->size(), 1);
   if (full.in.count != 0) full.in.count = full.op == Op::reduce_scatter ? elements * shadow_->size() : elements;
   full.out.count = full.op == Op::all_reduce || full.op == Op::all_gather ? elements * shadow_->size() : elements;
-  return &shadow_->choose(full);
+  return &shadow_->choose_unruled(full);
 }
 
 Outcome Fuse::handle(Passage& passage, const Next& next) {
