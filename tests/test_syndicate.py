@@ -126,6 +126,7 @@ GROUPS = [
     (syndicate_known.errors_of_measurements, 2),
     (syndicate_known.too_little_memory, 3),
     (syndicate_known.with_bytescheduler, 2),
+    (syndicate_known.rules, 2),
     (syndicate_known.groups_of_a_block, 2),
 ]
 

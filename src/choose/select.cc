@@ -67,7 +67,7 @@ Slot& Selector::choose_unruled(const Call& call) {
 }
 
 Slot* Selector::ruled(const Call& call) {
-  if (tuning_.rules.empty()) return nullptr;
+  if (tuning_.rules.empty() || eligible_.empty()) return nullptr;
   const Range& range = range_of(remembered(call), message_bytes(call, ranks_));
   return range.forced ? range.slot : nullptr;
 }

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 from typing import Any
 from unittest import mock
@@ -191,6 +192,24 @@ def with_bytescheduler() -> None:
     model.close()
     with Syndicate():
         mcr_dl.barrier()
+
+
+def rules() -> None:
+    """A rule names the candidate of a planned call, as the program could."""
+    named: list[list[str]] = []
+
+    def make(iteration: Iteration, most: int) -> list[Document]:
+        named.append(sorted(seen.named for seen in iteration.seen))
+        return random_plans_of(3)(iteration, most)
+
+    session.stop()
+    with mock.patch.dict(os.environ, MCR_DL_TUNE="all_reduce:0-1k:gloo"):
+        session.start()
+    with Planned(make, rounds=1) as planned:
+        until(planned, "steady", Simple())
+    first = mcr_dl.get_rank() == 0
+    session.stop()
+    assert named[:1] == ([["", "gloo", "gloo"]] if first else [])
 
 
 def groups_of_a_block() -> None:

@@ -41,7 +41,7 @@ class Seen(NamedTuple):
 
     group: str
     signature: int  # of what makes calls of different iterations equal
-    named: str  # the candidate that the program names; empty: none
+    named: str  # the candidate that the program or a rule of MCR_DL_TUNE names; empty: none
     fixed: bool  # it must stay as it is
 
 

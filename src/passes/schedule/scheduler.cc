@@ -174,7 +174,8 @@ Outcome Scheduler::handle(Passage& passage, const Next& next) {
     if (!passage.asynchronous && control_->enforcer()->pending()) control_->enforcer()->expedite();
     return next(passage);
   }
-  const auto* named = passage.slot == nullptr ? nullptr : &passage.slot->name;
+  const auto* slot = passage.slot != nullptr ? passage.slot : passage.group.selector().ruled(passage.call);
+  const auto* named = slot == nullptr ? nullptr : &slot->name;
   const auto turn = control_->enter(name_, {signature_of(passage, all_ranks_), named, fixed(passage.call)});
   if (turn.form != nullptr && !turn.form->channels.empty()) return run_planned(passage, turn);
   // A library that admits one thread at a time would keep the motifs out until the other ranks have made this call,

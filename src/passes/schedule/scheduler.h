@@ -45,7 +45,7 @@ class PlanControl {
   /// A call, as far as plans need to know it.
   struct What {
     uint64_t signature = 0;              // of what makes calls of different iterations equal
-    const std::string* named = nullptr;  // the candidate that the program named; null: none
+    const std::string* named = nullptr;  // the candidate that the program or a rule names; null: none
     bool fixed = false;                  // it must stay as it is
   };
   /// A call that was seen.
