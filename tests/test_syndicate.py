@@ -127,6 +127,7 @@ GROUPS = [
     (syndicate_known.too_little_memory, 3),
     (syndicate_known.with_bytescheduler, 2),
     (syndicate_known.rules, 2),
+    (syndicate_known.a_call_that_is_not_sent, 2),
     (syndicate_known.groups_of_a_block, 2),
 ]
 

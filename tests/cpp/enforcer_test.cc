@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of calls in the order of a plan.
+// The end of calls in the order of a plan, and calls that get no place in it.
 #include "passes/schedule/enforcer.h"
 
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "check.h"
+#include "passes/schedule/scheduler.h"
 
 namespace {
 
@@ -67,4 +69,28 @@ TEST(a_call_of_a_lost_group_is_released_without_the_lock) {
   calls.lost = &lost;
   calls.enforcer->drive();
   CHECK(calls.asked == 1 && !calls.enforcer->pending());
+}
+
+TEST(a_call_that_is_not_sent_gives_its_turn_back) {
+  for (const bool marks : {false, true}) {
+    int64_t begun = 0;
+    PlanControl control([&](PlanControl::Event event, int64_t value) {
+      CHECK(event == PlanControl::Event::Iteration && value == begun + 1);
+      begun = value;
+    });
+    std::vector<PlannedForm> forms(3);
+    for (uint32_t call = 0; call < forms.size(); ++call) forms[call].signature = forms[call].call = call;
+    control.set_plan({{"a group", forms}}, {}, 3);
+    for (int64_t iteration = 0; iteration < 3; ++iteration) {
+      if (marks && iteration > 0) control.mark();
+      for (uint64_t signature = 0; signature < forms.size(); ++signature) {
+        for (int i = 0; i < 3; ++i) {
+          const auto turn = control.enter("a group", {signature});
+          CHECK(turn.form != nullptr && turn.form->signature == signature && turn.iteration == iteration);
+          if (i < 2) control.give_back("a group", turn);
+        }
+      }
+      CHECK(begun == iteration + 1);
+    }
+  }
 }

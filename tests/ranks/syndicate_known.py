@@ -14,7 +14,7 @@ import torch
 import torch.distributed as torch_dist
 
 import mcr_dl
-from mcr_dl.base.errors import UnsupportedError
+from mcr_dl.base.errors import InvalidArgumentError, UnsupportedError
 from mcr_dl.measure import memory
 from mcr_dl.schedule import ByteScheduler, Syndicate, captured, measured, replanning
 from mcr_dl.schedule.execution import Document
@@ -210,6 +210,28 @@ def rules() -> None:
     first = mcr_dl.get_rank() == 0
     session.stop()
     assert named[:1] == ([["", "gloo", "gloo"]] if first else [])
+
+
+def a_call_that_is_not_sent() -> None:
+    """It fails on one rank, and keeps its place in the plan: the program makes it again."""
+    all_reduce = mcr_dl.all_reduce
+
+    def twice(value: torch.Tensor, **options: Any) -> Any:
+        if mcr_dl.get_rank() == 0:
+            with pytest.raises(InvalidArgumentError, match="expected the pass"):
+                all_reduce(value, codec="bf16", **options)
+        return all_reduce(value, **options)
+
+    session.start()
+    as_it_is: Document = {"name": "as it is", "calls": [None] * 3, "order": []}
+    with Planned(lambda _iteration, _most: [as_it_is], rounds=1) as planned:
+        program = Simple()
+        until(planned, "steady", program)
+        with mock.patch.object(mcr_dl, "all_reduce", twice):
+            for _ in range(ROUNDS):
+                program.iterate()
+        assert planned.phase == "steady", planned.events
+        assert "left" not in [event.what for event in planned.events]
 
 
 def groups_of_a_block() -> None:

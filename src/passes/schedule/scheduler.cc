@@ -140,9 +140,11 @@ PlanControl::Step PlanControl::step(const std::string& group, const What& what, 
     if (!watching_) look.seen = false;  // the handler may begin to watch, with this call
     return step;
   }
-  if (form.call == 0 && !std::exchange(look.begun, true)) return {.event = Event::Iteration, .value = ++iteration_};
-  member.marks = marks_;
-  const Turn turn{&form, member.forms, member.iteration};
+  if (form.call == 0 && !member.begun && !std::exchange(look.begun, true)) {
+    return {.event = Event::Iteration, .value = ++iteration_};
+  }
+  const Turn turn{&form, member.forms, member.iteration, std::exchange(member.marks, marks_)};
+  member.begun = false;
   if (++member.next == member.forms->size()) {
     member.next = 0;
     ++member.iteration;
@@ -161,6 +163,20 @@ PlanControl::Turn PlanControl::enter(const std::string& group, const What& what)
   }
 }
 
+void PlanControl::give_back(const std::string& group, const Turn& turn) {
+  const std::lock_guard lock(mutex_);
+  const auto found = members_.find(group);
+  if (turn.form == nullptr || found == members_.end() || found->second.forms != turn.plan) return;
+  auto& member = found->second;
+  const auto place = static_cast<std::size_t>(turn.form - member.forms->data());
+  const bool last = place + 1 == member.forms->size();
+  if (member.next != (last ? 0 : place + 1) || member.iteration != turn.iteration + (last ? 1 : 0)) return;
+  member.next = place;
+  member.iteration = turn.iteration;
+  member.marks = turn.marks;
+  member.begun = turn.form->call == 0;
+}
+
 // ---- the pass
 
 Scheduler::Scheduler(std::shared_ptr<PlanControl> control, const Group& group,
@@ -177,11 +193,16 @@ Outcome Scheduler::handle(Passage& passage, const Next& next) {
   const auto* slot = passage.slot != nullptr ? passage.slot : passage.group.selector().ruled(passage.call);
   const auto* named = slot == nullptr ? nullptr : &slot->name;
   const auto turn = control_->enter(name_, {signature_of(passage, all_ranks_), named, fixed(passage.call)});
-  if (turn.form != nullptr && !turn.form->channels.empty()) return run_planned(passage, turn);
-  // A library that admits one thread at a time would keep the motifs out until the other ranks have made this call,
-  // and these may wait for the motifs first.
-  if (!passage.asynchronous && control_->enforcer()->pending()) synchronize_before(passage);
-  return next(passage);
+  try {
+    if (turn.form != nullptr && !turn.form->channels.empty()) return run_planned(passage, turn);
+    // A library that admits one thread at a time would keep the motifs out until the other ranks have made this call,
+    // and these may wait for the motifs first.
+    if (!passage.asynchronous && control_->enforcer()->pending()) synchronize_before(passage);
+    return next(passage);
+  } catch (...) {
+    if (!passage.notes.sent) control_->give_back(name_, turn);
+    throw;
+  }
 }
 
 void Scheduler::synchronize_before(const Passage& passage) {

@@ -59,6 +59,7 @@ class PlanControl {
     const PlannedForm* form = nullptr;  // null: the call is in no plan. Valid while `plan` is
     std::shared_ptr<const void> plan;
     int64_t iteration = 0;
+    int64_t marks = 0;  // of the program, before the group's call before this one
   };
 
   explicit PlanControl(Handler handler) : handler_(std::move(handler)) {}
@@ -76,6 +77,9 @@ class PlanControl {
   void set_plan(std::map<std::string, std::vector<PlannedForm>> plans, std::vector<PlanPlace> order, uint32_t calls);
   /// Takes the next turn of a group's plan.
   Turn enter(const std::string& group, const What& what);
+  /// Takes back the group's latest turn, whose call has failed before anything was sent, perhaps only on this rank. The
+  /// call still counts among those that are watched.
+  void give_back(const std::string& group, const Turn& turn);
   const std::shared_ptr<Enforcer>& enforcer() const { return enforcer_; }
   const std::shared_ptr<MotifTrace>& trace() const { return trace_; }
 
@@ -85,7 +89,8 @@ class PlanControl {
     std::shared_ptr<const Forms> forms;
     std::size_t next = 0;
     int64_t iteration = 0;
-    int64_t marks = 0;  // of the program, before the group's last call
+    int64_t marks = 0;   // of the program, before the group's last call
+    bool begun = false;  // the next call has begun its iteration, and was given back
   };
 
   struct Step;
