@@ -358,6 +358,42 @@ TEST(a_problem_with_the_memory_of_one_rank_is_an_error_of_all) {
   CHECK(store.size() == 1);  // the last key of rank 0, which other ranks may still read
 }
 
+namespace {
+
+/// The store of a rank of another host, as its card says.
+class OtherHost final : public Store {
+ public:
+  explicit OtherHost(MemoryStore& store) : store_(store) {}
+  void set(const std::string& key, const std::string& value) override {
+    const bool card = key.starts_with("card/");
+    store_.set(key, card ? std::string(value).insert(value.find('\n') + 1, "another ") : value);
+  }
+  std::string get(const std::string& key) override { return store_.get(key); }
+  void erase(const std::string& key) noexcept override { store_.erase(key); }
+
+ private:
+  MemoryStore& store_;
+};
+
+}  // namespace
+
+TEST(ranks_of_several_hosts_leave_no_keys) {
+  MemoryStore store;
+  OtherHost other(store);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      auto spec = ranks::spec(3, rank);
+      spec.store = rank == 1 ? static_cast<Store*>(&other) : &store;
+      const auto failure = ranks::failure([&] { shm::meet(spec, [] { return int64_t{64} << 20; }); });
+      CHECK(failure.code == ErrorCode::Unavailable);
+      CHECK(check::has(failure.text, "on one host"));
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  CHECK(store.size() == 1);  // the last key of rank 0, which other ranks may still read
+}
+
 // In a network namespace of this thread and of those that it starts.
 TEST(ranks_connect_where_few_connections_may_wait) {
   const File before(open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC));

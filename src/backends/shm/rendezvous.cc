@@ -218,12 +218,13 @@ class Rendezvous {
   }
 
   // All ranks read the same cards, so all of them throw or none does.
-  void require_one_host() const {
+  void require_one_host() {
     std::map<std::pair<std::string, std::string>, std::vector<int>> places;
     for (std::size_t rank = 0; rank < cards_.size(); ++rank) {
       places[{cards_[rank].place.machine, cards_[rank].place.network}].push_back(static_cast<int>(rank));
     }
     if (places.size() == 1) return;
+    forget_steps();
     std::string text;
     for (const auto& [place, ranks] : places) {
       text += (text.empty() ? "" : "; ") + listed(ranks) + " on " + cards_[static_cast<std::size_t>(ranks[0])].host +
