@@ -165,7 +165,12 @@ Outcome Compress::run(Passage& passage, const Next& next, Compressed& compressed
   // The data is sent from memory of its own, so that the caller does not wait until the receiver has got the size and
   // posts its receive.
   if (compressed.sends_sizes_first()) stages_->start_now(passage, compressed.sized_data(), schedule);
-  const auto held = hold(passage, std::move(request));
+  std::shared_ptr<Work> held;
+  try {
+    held = hold(passage, std::move(request));
+  } catch (const Error& error) {
+    throw refusal(passage, error);
+  }
   if (passage.asynchronous) return {held};
   wait(*held, held->limit(), passage.interrupt, nullptr, std::nullopt, &passage.group.position());
   return {nullptr, held->source()};

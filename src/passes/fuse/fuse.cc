@@ -108,14 +108,13 @@ Outcome Fuse::handle(Passage& passage, const Next& next) {
   if (larger_side_bytes(passage.call) > limits.largest_bytes) return next(passage);
   passage.slot = own;
   passage.notes.fused = true;
-  std::shared_ptr<FusePart> part;
   try {
     auto memory = rest.chain == nullptr ? nullptr : memory_of(passage.plan);
-    part = stream->join(passage.call, *slot, limits, rest, std::move(memory));
+    auto part = stream->join(passage.call, *slot, limits, rest, std::move(memory));
+    return {hold(passage, std::make_unique<Fused>(stream, std::move(part)))};
   } catch (const Error& error) {
     throw refusal(passage, error);
   }
-  return {hold(passage, std::make_unique<Fused>(stream, std::move(part)))};
 }
 
 bool Fuse::synchronize(std::chrono::nanoseconds limit) {
