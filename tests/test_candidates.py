@@ -80,6 +80,7 @@ def test_lists(monkeypatch: pytest.MonkeyPatch) -> None:
         ("mpi,gloo,stripe(gloo,mpi,67)", r"expected a backend, .* stripe\(gloo,mpi\), got 'stripe\(gloo,mpi,67\)'"),
         ("mpi|bf16", "expected a backend, .* mpi, got 'mpi|bf16'"),
         ("tpu:mpi", "expected 'cpu:<name>' or 'cuda:<name>', got 'tpu:mpi'"),
+        ("stripe(gloo,mpi)", "MCR_DL_BACKENDS: .* cuts messages over two of the group's: expected 'gloo' before it"),
     ):
         monkeypatch.setenv("MCR_DL_BACKENDS", text)
         with pytest.raises(InvalidArgumentError, match=message):
@@ -93,11 +94,14 @@ def test_libraries_of_dimensions() -> None:
             registry.load(name)
 
 
-def test_libraries_of_all_ranks() -> None:
+def test_libraries_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job starts them before the hierarchies that they are a part of; other groups have them from the job."""
     for text in ("gloo,hier(mpi,gloo),mpi", "gloo,themis(mpi,gloo)"):
-        with pytest.raises(InvalidArgumentError, match="starts on all ranks of the job: expected 'mpi' before it, got"):
-            registry.parse_for_job(text)
+        monkeypatch.setenv("MCR_DL_BACKENDS", text)
+        for given, source in ((text, "backend"), (None, "MCR_DL_BACKENDS")):
+            message = f"{source}: .* starts on all ranks of the job: expected 'mpi' before it, got"
+            with pytest.raises(InvalidArgumentError, match=message):
+                registry.parse_for_job(given)
         assert registry.parse_for_group(text) == _C.split_names(text)
     for name in ("hier(mpi,gloo)", "themis(mpi,gloo)"):
         assert registry.with_needed([name]) == ["gloo", "mpi", name]

@@ -246,17 +246,22 @@ def parse_backends(backend: str | Iterable[str] | None) -> list[str]:
     None and ``"mcr"``, torch's name for MCR-DL, stand for the value of MCR_DL_BACKENDS. Raises InvalidArgumentError or
     InvalidTypeError that names the wrong part, and the variable if the names come from it.
     """
+    return _parse(backend)[1]
+
+
+def _parse(backend: str | Iterable[str] | None) -> tuple[str, list[str]]:
+    """The argument or the variable that the names come from, and the names."""
     source = "backend"
     parts = _parts(backend, source)
     if backend is None or _plain(parts) == [c10d.OURS]:
         source, backend = VARIABLE, os.environ.get(VARIABLE, "auto")
         parts = _parts(backend, source)
     if _plain(parts) in (["auto"], [c10d.OURS]):
-        return []
+        return source, []
     if not parts:
         message = f"{source}: expected at least one name, or 'auto' for all that can be used, got {backend!r}"
         raise InvalidArgumentError(message)
-    return list(dict.fromkeys(_parse_name(part, source, backend) for part in parts))
+    return source, list(dict.fromkeys(_parse_name(part, source, backend) for part in parts))
 
 
 def _parts(backend: str | Iterable[str] | None, source: str) -> list[str]:
@@ -297,22 +302,26 @@ def _parse_name(part: object, source: str, backend: object) -> str:
 def parse_for_group(backend: str | Iterable[str] | None) -> list[str]:
     """As ``parse_backends``, for a new group: the parts of "stripe(gloo,mpi)" and the last one of "hier(shm,mpi)" must
     come before it."""
-    names = parse_backends(backend)
+    return _parse_for_group(backend)[1]
+
+
+def _parse_for_group(backend: str | Iterable[str] | None) -> tuple[str, list[str]]:
+    source, names = _parse(backend)
     for place, name in enumerate(names):
         for missing in sorted(set(_needed(name)) - set(names[:place])):
             use = "uses one across its lines," if is_hierarchical(name) else "cuts messages over two"
-            message = f"backend: {name!r} {use} of the group's: expected {missing!r} before it"
+            message = f"{source}: {name!r} {use} of the group's: expected {missing!r} before it"
             raise InvalidArgumentError(f"{message}, got {', '.join(names)}")
-    return names
+    return source, names
 
 
 def parse_for_job(backend: str | Iterable[str] | None) -> list[str]:
     """As ``parse_for_group``, for a job: libraries that start on all ranks together must come before the backends
     that they are a part of: the ranks of a hierarchy on uneven hosts would not start them together."""
-    names = parse_for_group(backend)
+    source, names = _parse_for_group(backend)
     for place, name in enumerate(names):
         for missing in sorted(set(together(name)) - set(names[: place + 1])):
-            message = f"backend: {name!r} has a part that starts on all ranks of the job: expected {missing!r} before"
+            message = f"{source}: {name!r} has a part that starts on all ranks of the job: expected {missing!r} before"
             raise InvalidArgumentError(f"{message} it, got {', '.join(names)}")
     return names
 
