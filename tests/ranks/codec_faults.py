@@ -83,6 +83,30 @@ class Broken:
         out[:] = data.view("float32")
 
 
+class Late(Broken):
+    """Its first calls fail on all ranks."""
+
+    ready = False
+
+    def capacity(self, count: int, dtype: str) -> int:
+        return super().capacity(count, dtype) if self.ready else -1
+
+
+def feedback_after_a_failed_call() -> None:
+    """The first call that is sent gives the number of elements."""
+    start(["compress"])
+    codec = Late("nowhere")
+    name = f"late-{len(passes.known_codecs())}"
+    passes.register_codec(codec, name)
+    coded = f"{name}:feedback={name}"
+    expect(mcr_dl.InvalidArgumentError, lambda: mcr_dl.all_reduce(torch.ones(9), codec=coded), "capacity()", "got -1")
+    codec.ready = True
+    values = torch.ones(10)
+    mcr_dl.all_reduce(values, codec=coded)
+    assert values.tolist() == [float(mcr_dl.get_world_size())] * 10
+    mcr_dl.set_passes([])
+
+
 def _raises(name: str, where: str) -> bool:
     """Whether this rank needs what the codec cannot encode or decode on rank 1."""
     me, size = mcr_dl.get_rank(), mcr_dl.get_world_size()

@@ -79,14 +79,12 @@ void decode_parts(const EncodedParts& encoded, std::span<const int64_t> displs, 
 
 }  // namespace
 
-Compressed::Compressed(Schedule& schedule, const Call& call, int rank, int size, const Codec& codec,
-                       std::shared_ptr<Residual> residual)
+Compressed::Compressed(Schedule& schedule, const Call& call, int rank, int size, const Codec& codec)
     : schedule_(schedule),
       call_(call),
       rank_(rank),
       size_(size),
       codec_(codec),
-      residual_(std::move(residual)),
       even_(codec.fixed() && !call.vectored) {
   lay_out();
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 
 #include "algorithms/schedule.h"
 #include "passes/compress/feedback.h"
@@ -24,11 +25,12 @@ constexpr int64_t share(int64_t count, int size) { return (count + size - 1) / s
 class Compressed {
  public:
   /// The schedule owns the objects that the tasks use.
-  Compressed(Schedule& schedule, const Call& call, int rank, int size, const Codec& codec,
-             std::shared_ptr<Residual> residual = nullptr);
+  Compressed(Schedule& schedule, const Call& call, int rank, int size, const Codec& codec);
   Compressed(const Compressed&) = delete;
   Compressed& operator=(const Compressed&) = delete;
 
+  /// Adds these losses to what is encoded, and replaces them by the new ones; null: none. Before build().
+  void feed_back(std::shared_ptr<Residual> residual) { residual_ = std::move(residual); }
   /// Adds the tasks. `number` identifies a message that this rank sends after its size, if sends_sizes_first(); its
   /// data is not in the schedule: call sized_data().
   void build(int64_t number);
@@ -64,7 +66,7 @@ class Compressed {
   const Call call_;
   const int rank_, size_;
   const Codec& codec_;
-  const std::shared_ptr<Residual> residual_;  // null: no feedback
+  std::shared_ptr<Residual> residual_;  // null: no feedback
   const bool even_;
   Transfer* transfer_ = nullptr;  // the first or only one
   Transfer* result_ = nullptr;    // for all_reduce: the second one
