@@ -2,6 +2,7 @@
 // The end of calls in the order of a plan, and calls that get no place in it.
 #include "passes/schedule/enforcer.h"
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -14,20 +15,24 @@ namespace {
 
 using namespace mcr;
 
-// Uses the enforcer when the last reference to its call ends, as an object of a program may.
+// Uses the enforcer when the last reference to its call ends, as an object of a program may. The first one that ends
+// calls `ended`.
 class Asks {
  public:
-  Asks(const Enforcer& enforcer, int& asked) : enforcer_(enforcer), asked_(asked) {}
+  Asks(const Enforcer& enforcer, int& asked, std::function<void()>& ended)
+      : enforcer_(enforcer), asked_(asked), ended_(ended) {}
   Asks(const Asks&) = delete;
   Asks& operator=(const Asks&) = delete;
   ~Asks() {
     static_cast<void>(enforcer_.statistics());
     ++asked_;
+    if (const auto ended = std::exchange(ended_, nullptr)) ended();
   }
 
  private:
   const Enforcer& enforcer_;
   int& asked_;
+  std::function<void()>& ended_;
 };
 
 // Calls of which nothing but the enforcer has a reference.
@@ -35,13 +40,14 @@ struct Calls {
   std::shared_ptr<Enforcer> enforcer = std::make_shared<Enforcer>();
   int asked = 0;
   const std::string* lost = nullptr;
+  std::function<void()> ended;
 
   void make(uint32_t call) {
     auto schedule = Schedule::make();
     Call one;
     one.op = Op::barrier;
     schedule->issue(one, schedule->late_after({}));
-    schedule->own(std::make_shared<Asks>(*enforcer, asked));
+    schedule->own(std::make_shared<Asks>(*enforcer, asked, ended));
     auto run = std::make_shared<Run>(std::move(schedule), [](const Task&, Requests&) {});
     run->begin(nullptr);
     enforcer->submit({std::move(run), call, 0, {enforcer->new_lane()}, nullptr, [this] { return lost; }});
@@ -69,6 +75,16 @@ TEST(a_call_of_a_lost_group_is_released_without_the_lock) {
   calls.lost = &lost;
   calls.enforcer->drive();
   CHECK(calls.asked == 1 && !calls.enforcer->pending());
+}
+
+TEST(an_object_that_ends_with_a_call_may_make_another) {
+  Calls calls;
+  calls.ended = [&] {
+    calls.make(1);
+    CHECK(calls.asked == 2 && !calls.enforcer->pending());
+  };
+  calls.make(0);
+  CHECK(calls.asked == 2);
 }
 
 TEST(a_call_that_is_not_sent_gives_its_turn_back) {

@@ -79,15 +79,11 @@ void Enforcer::submit(PlannedCall call) {
 }
 
 void Enforcer::drive() {
+  std::vector<Shared> gone;  // perhaps the last references: they may end objects of users, which may make calls
   Lock lock(mutex_);
   if (std::exchange(driven_, true)) return;
-  while (step(lock) || !gone_.empty()) {
-    auto gone = std::exchange(gone_, {});
-    if (gone.empty()) continue;
-    lock.unlock();
-    gone.clear();  // perhaps the last references, which may end objects of users
-    lock.lock();
-  }
+  while (step(lock)) continue;
+  gone.swap(gone_);
   driven_ = false;
 }
 

@@ -137,7 +137,7 @@ class Enforcer final : public Driver {
   int64_t first_ = 0, round_ = 0;
   std::size_t next_ = 0;
   std::deque<Shared> calls_;  // with motifs to come, in program order
-  std::vector<Shared> gone_;  // removed from there: drive() releases them without the lock
+  std::vector<Shared> gone_;  // removed from there: drive() releases them at its end, without the lock
   std::map<std::pair<int64_t, uint32_t>, Shared> by_place_;
   int64_t numbered_ = 0;
   int64_t flush_to_ = 0;  // calls below this number are issued in program order
