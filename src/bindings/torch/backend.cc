@@ -165,11 +165,10 @@ void TorchBackend::break_off() noexcept {
 }
 
 void TorchBackend::startCoalescing() {
+  const UnlockedIfHeld guard;
+  const StaysWhilePythonEnds stays;
   break_off();  // torch has left the last block after an error of its own
-  {
-    const UnlockedIfHeld guard;
-    end_batch();  // of another group's block around this one, or that an exception has left
-  }
+  end_batch();  // of another group's block around this one, or that an exception has left
   begin_batch();
   blocks_.begin();
 }
@@ -423,12 +422,16 @@ c10::intrusive_ptr<c10d::Backend> TorchBackend::shrink(const std::vector<int64_t
 }
 
 void TorchBackend::shutdown() {
+  const UnlockedIfHeld unlocked;
+  const StaysWhilePythonEnds stays;
   const Locked locked;
   if (!group_->closed()) runtime("on_shutdown")(py::cast(group_));
 }
 
 void TorchBackend::abort() {
   if (Stop::forked()) Stop::check();  // the communicators are the parent's
+  const UnlockedIfHeld unlocked;
+  const StaysWhilePythonEnds stays;
   const Locked locked;
   if (group_->closed()) return;
   {
