@@ -54,6 +54,14 @@ void DimensionsCommunicator::issue(const Call& call, Lane& lane) {
   executor_->drive();
 }
 
+int DimensionsCommunicator::patience() const {
+  int most = whole_->patience();
+  for (const auto& target : *targets_) {
+    if (target.slot) most = std::max(most, target.slot->communicator->patience());
+  }
+  return most;
+}
+
 void DimensionsCommunicator::check() {
   for (const auto& target : *targets_) {
     if (target.slot) target.slot->communicator->check();

@@ -42,6 +42,7 @@ class DimensionsCommunicator : public Communicator {
   bool forms_match() const override { return whole_->forms_match(); }
   int largest_tag() const override { return whole_->largest_tag(); }
   bool packed() const override { return whole_->packed(); }
+  int patience() const override;
   bool moves_data() const override { return moves_data_; }
   void begin_batch() override { whole_->begin_batch(); }
   void end_batch() override { whole_->end_batch(); }

@@ -46,6 +46,7 @@ class StripedCommunicator final : public Communicator {
   bool forms_match() const override { return first().forms_match(); }
   int largest_tag() const override { return std::min(first().largest_tag(), second().largest_tag()); }
   bool packed() const override { return first().packed(); }
+  int patience() const override { return std::max(first().patience(), second().patience()); }
   bool moves_data() const override { return first().moves_data() && second().moves_data(); }
   void begin_batch() override { first().begin_batch(); }
   void end_batch() override { first().end_batch(); }

@@ -25,9 +25,11 @@ class Scripted : public Communicator {
     std::atomic<int> polls = 0;
     std::atomic<bool> refuses = false, fails = false, ends = false;
     bool integers = false;  // it reduces these alone
+    int patience = 1;
   };
   explicit Scripted(Script& script) : script_(script) {}
   bool supports(const Call& call) const override { return !script_.integers || call.dtype == DType::Int; }
+  int patience() const override { return script_.patience; }
   void issue(const Call& call, Lane& lane) override {
     CHECK(!lane.blocking() && call.variant == 0);
     if (script_.refuses) throw Error(ErrorCode::Backend, "not today");
@@ -307,6 +309,14 @@ TEST(a_first_piece_that_is_refused_leaves_the_numbers) {
     CHECK(check::has(got.text, "stripe(left,right).all_reduce", "not today") && data == counted(100'000));
   }
   CHECK(two.right.calls.empty());
+}
+
+TEST(the_naps_are_those_of_the_more_patient_part) {
+  Two two;
+  const auto& slot = *two.group.find("stripe(left,right)");
+  CHECK(slot.communicator->patience() == 1);
+  two.right.patience = 4;
+  CHECK(slot.communicator->patience() == 4);
 }
 
 TEST(both_parts_must_move_data) {

@@ -29,7 +29,7 @@ _WORD = str | None
 # The fields of rows that the text needs, and those that a dump may lack.
 _CALL = {"seq": int, "op": str, "dtype": _WORD, "red": _WORD, "root": int | None, "bytes": int | None}
 _CALL |= {"backend": _WORD, "async": bool, "caller": _WORD, "history": str}
-_DUMP = {"alarm": dict, "rank": int, "size": int, "pid": int, "host": str, "time": float | int}
+_DUMP: dict[str, Any] = {"alarm": dict, "rank": int, "size": int, "pid": int, "host": str, "time": float | int}
 _DUMP |= {"groups": list, "threads": list, "pending": list}
 _ROWS: dict[str, dict[str, Any]] = {
     "": _DUMP,
