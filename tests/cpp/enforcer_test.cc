@@ -110,3 +110,29 @@ TEST(a_call_that_is_not_sent_gives_its_turn_back) {
     }
   }
 }
+
+namespace {
+
+// The calls until an iteration of seven has been found; each may fail once before it is sent.
+std::size_t calls_until_found(bool fails) {
+  bool found = false;
+  PlanControl control([&](PlanControl::Event event, int64_t value) {
+    CHECK(event == PlanControl::Event::Found && value == 7);
+    found = true;
+  });
+  std::size_t made = 0;
+  for (; !found && made < 1000; ++made) {
+    PlanControl::What call;
+    call.signature = made % 7;
+    if (fails) control.give_back("a group", control.enter("a group", call));
+    if (!found) control.enter("a group", call);
+  }
+  return made;
+}
+
+}  // namespace
+
+TEST(a_call_that_is_not_sent_is_seen_once) {
+  const auto without = calls_until_found(false);
+  CHECK(without < 1000 && calls_until_found(true) == without);
+}

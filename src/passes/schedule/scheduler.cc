@@ -64,6 +64,7 @@ void PlanControl::watch() {
   watching_ = true;
   finder_.reset();
   seen_count_ = 0;
+  again_ = false;
 }
 
 void PlanControl::mark() {
@@ -104,6 +105,10 @@ void PlanControl::set_plan(std::map<std::string, Forms> plans, std::vector<PlanP
 // Call with the lock held. The length of an iteration that the call begins, else 0.
 std::size_t PlanControl::find(const std::string& group, const What& what) {
   if (!watching_) return 0;
+  if (std::exchange(again_, false)) {
+    const auto& last = seen_[(seen_count_ - 1) % seen_.size()];
+    if (last.group == group && last.signature == what.signature) return 0;
+  }
   auto& seen = seen_[seen_count_++ % seen_.size()];
   seen.group = group;  // assigned one by one, as that reuses their memory
   seen.signature = what.signature;
@@ -165,6 +170,7 @@ PlanControl::Turn PlanControl::enter(const std::string& group, const What& what)
 
 void PlanControl::give_back(const std::string& group, const Turn& turn) {
   const std::lock_guard lock(mutex_);
+  again_ = seen_count_ > 0 && seen_[(seen_count_ - 1) % seen_.size()].group == group;
   const auto found = members_.find(group);
   if (turn.form == nullptr || found == members_.end() || found->second.forms != turn.plan) return;
   auto& member = found->second;

@@ -77,8 +77,8 @@ class PlanControl {
   void set_plan(std::map<std::string, std::vector<PlannedForm>> plans, std::vector<PlanPlace> order, uint32_t calls);
   /// Takes the next turn of a group's plan.
   Turn enter(const std::string& group, const What& what);
-  /// Takes back the group's latest turn, whose call has failed before anything was sent, perhaps only on this rank. The
-  /// call still counts among those that are watched.
+  /// Takes back the group's latest turn, whose call has failed before anything was sent, perhaps only on this rank.
+  /// Among the calls that are watched it counts once if the program makes it again next, and stays otherwise.
   void give_back(const std::string& group, const Turn& turn);
   const std::shared_ptr<Enforcer>& enforcer() const { return enforcer_; }
   const std::shared_ptr<MotifTrace>& trace() const { return trace_; }
@@ -109,6 +109,7 @@ class PlanControl {
   IterationFinder finder_;
   std::vector<Seen> seen_ = std::vector<Seen>(2 * IterationFinder::kLongest);  // a ring
   std::size_t seen_count_ = 0;
+  bool again_ = false;  // the newest of them was not sent: if the next call is equal, it is the same
 };
 
 /// The pass: calls of a group that its plan expects become motifs, which the enforcer issues.
