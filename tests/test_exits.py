@@ -20,11 +20,14 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize(
     ("starter", "fault", "limit", "error", "code"),
     [
-        ("multiprocessing", "raise", 1800, rf"PeerLostError: .*ost rank 1: {RAISED_BAD}", 1),
-        ("multiprocessing", "caught", 1800, rf"PeerLostError: .*ost rank 1: {RAISED_BAD}", 1),
-        ("multiprocessing", "exit", 1800, r"PeerLostError: .*ost rank 1: it has raised SystemExit: 4", 4),
-        ("multiprocessing", "destroyed", 2, r"CollectiveTimeoutError: .*rank 1 .*; it has ended communication", 1),
-        ("multiprocessing", "end", 2, r"CollectiveTimeoutError: .*rank 1 .*; it has ended", 0),
+        ("spawn", "raise", 1800, rf"PeerLostError: .*ost rank 1: {RAISED_BAD}", 1),
+        ("spawn", "caught", 1800, rf"PeerLostError: .*ost rank 1: {RAISED_BAD}", 1),
+        ("spawn", "exit", 1800, r"PeerLostError: .*ost rank 1: it has raised SystemExit: 4", 4),
+        ("spawn", "destroyed", 2, r"CollectiveTimeoutError: .*rank 1 .*; it has ended communication", 1),
+        ("spawn", "end", 2, r"CollectiveTimeoutError: .*rank 1 .*; it has ended", 0),
+        ("fork", "raise", 1800, rf"PeerLostError: .*ost rank 1: {RAISED_BAD}", 1),
+        ("fork", "return", 2, r"CollectiveTimeoutError: .*rank 1 .*; it has ended", 0),
+        ("forkserver", "return", 2, r"CollectiveTimeoutError: .*rank 1 .*; it has ended", 0),
         ("torch", "raise", 1800, rf"PeerLostError: .*ost rank 1: {RAISED_BAD}", 1),
     ],
 )

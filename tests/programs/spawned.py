@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two ranks that multiprocessing starts, of which rank 1 ends as FAULTS says: spawned.py STARTER FAULT LIMIT.
 
-LIMIT: the seconds of rank 0's call that meets the fault.
+STARTER: torch, alone, or one of multiprocessing's start methods. LIMIT: the seconds of rank 0's call that meets the
+fault.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ FAULTS = {
     "exit": lambda: sys.exit(4),
     "destroyed": destroyed,
     "end": lambda: sys.exit(0),
+    "return": lambda: None,
 }
 
 
@@ -76,7 +78,8 @@ def main(starter: str, *arguments: str) -> None:
     if starter == "torch":
         ranks = torch.multiprocessing.start_processes(rank, arguments, nprocs=2, join=False).processes
     else:
-        ranks = [multiprocessing.get_context("spawn").Process(target=rank, args=(i, *arguments)) for i in range(2)]
+        context: Any = multiprocessing.get_context(starter)
+        ranks = [context.Process(target=rank, args=(i, *arguments)) for i in range(2)]
         for each in ranks:
             each.start()
     for each in ranks:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 import time
@@ -326,10 +325,10 @@ def _drained() -> bool:
 # ---- the end of the process
 
 
-def _at_exit() -> None:
+def _at_exit() -> int:
     if watch.forked():
         _C.leave()
-        return
+        return 0
     error = exit_steps.uncaught()
     if error is None:
         state.run_endings()
@@ -355,6 +354,15 @@ def _at_exit() -> None:
     if together:
         exit_steps.bounded(_C.shutdown)
     watch.close()
+    return _EXIT_DESYNC if desync else 0
 
 
-atexit.register(_at_exit)
+def _end_process() -> int:
+    try:
+        return _at_exit()
+    finally:
+        for library in registry.DESCRIBED:
+            library.close()
+
+
+exit_steps.at_end(_end_process)

@@ -151,6 +151,9 @@ class Library:
     def leave(self) -> None:
         """Called when the process begins to end the libraries."""
 
+    def close(self) -> None:
+        """Called when the process has ended the libraries."""
+
     def found(self, state: str) -> str:
         """Describe the library for ``python -m mcr_dl.info``; ``state`` is that of ``available_backends()``."""
         return state

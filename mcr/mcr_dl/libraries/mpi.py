@@ -6,7 +6,6 @@ Two libraries work in one process, as each module binds the symbols of its own l
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import mmap
 import os
@@ -237,10 +236,6 @@ class Mpi(Library):
 LIBRARY = Mpi("mpi")
 MPICH = Mpi("mpich", "mpich")
 OPENMPI = Mpi("openmpi", "openmpi")
-# Exit handlers run in reverse order: MPI must end, in a handler of a module that imports this one, while the responders
-# still answer.
-for _each in (LIBRARY, MPICH, OPENMPI):
-    atexit.register(_each.close)
 
 
 def _respond(library: MpiLibrary, store: Store, rank: int, size: int) -> PmiResponder | PmixResponder:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import multiprocessing.util
 import os
@@ -18,7 +19,9 @@ _steps: queue.SimpleQueue[tuple[Callable[[], None], threading.Event]] = queue.Si
 _thread: threading.Thread | None = None
 _watching = 0  # the process whose function is watched, see _watch_function()
 _raised: BaseException | None = None
-_FIRST = 1000  # of multiprocessing's finalizers
+_FIRST, _LAST = 1000, -1000  # of multiprocessing's finalizers
+_at_end: Callable[[], int] | None = None
+_ended = 0  # the process that has done the steps of at_end()
 
 
 def _serve() -> None:
@@ -50,11 +53,29 @@ def bounded(step: Callable[[], None]) -> None:
     done.wait(_LIMIT_SECONDS)
 
 
-# ---- the exception that ends the process
+def at_end(steps: Callable[[], int]) -> None:
+    """Do the steps once when this process ends, or one forked from it. They return an exit code; 0: the process's own.
+
+    They set the code themselves where C's exit handlers run.
+    """
+    global _at_end
+    _at_end = steps
+    atexit.register(_end)
+
+
+def _end() -> int:
+    global _ended
+    if _at_end is None or _ended == os.getpid():
+        return 0
+    _ended = os.getpid()
+    return _at_end()
+
+
+# ---- a function of multiprocessing
 
 
 def _watch_function() -> None:
-    """In a process of multiprocessing: note the exception that ends its function.
+    """In a process of multiprocessing: note the exception that ends its function, and do the steps at its end.
 
     multiprocessing catches and prints it, so Python does not treat it as uncaught. Its finalizers run before that.
     """
@@ -62,6 +83,21 @@ def _watch_function() -> None:
     if multiprocessing.parent_process() is not None and _watching != os.getpid():
         _watching, _raised = os.getpid(), None
         multiprocessing.util.Finalize(None, _note, exitpriority=_FIRST)
+        if _ends_at_once():
+            multiprocessing.util.Finalize(None, _end_function, exitpriority=_LAST)
+
+
+def _ends_at_once() -> bool:
+    """Whether multiprocessing has forked this process: such a one ends by ``os._exit``, without exit handlers."""
+    # None: the default method, which is the process's own, too.
+    method: str | None = getattr(multiprocessing.current_process(), "_start_method", None)
+    return (method or multiprocessing.get_start_method(allow_none=True)) != "spawn"
+
+
+def _end_function() -> None:
+    code = _end()
+    if code:
+        raise SystemExit(code)  # multiprocessing ends the process with it
 
 
 def _note() -> None:
