@@ -281,8 +281,8 @@ def late_start() -> None:
             expect(NotInitializedError, lambda: dist.new_group(turned, backend="mcr", sort_ranks=False), *words)
         dist.barrier()
         everyone = dist.new_group(backend="mcr")
+        assert mcr_dl.group.WORLD is everyone  # before a function of mcr_dl gets it
         _works(everyone)
-        assert mcr_dl.group.WORLD is everyone
         pair = dist.new_group([1, 2], backend="mcr")
         if dist.get_rank() > 0:
             _works(pair)

@@ -36,6 +36,23 @@ std::shared_ptr<Group> find(c10d::ProcessGroup& process_group) {
   return nullptr;
 }
 
+// A new reference, or null.
+PyObject* remembered(const std::shared_ptr<Group>& group) {
+  for (const auto& [object, known] : handles()) {
+    if (known == group) return Py_NewRef(object);
+  }
+  return nullptr;
+}
+
+// A process group that torch has made is otherwise remembered at its first use in mcr_dl, which may be on some ranks
+// only.
+void remember_registered() {
+  const py::object world = py::module_::import("torch.distributed.distributed_c10d").attr("_world");
+  const py::object registered = py::getattr(world, "pg_map", py::none());
+  if (registered.is_none()) return;
+  for (const py::handle each : py::list(registered)) group_of(each.ptr());
+}
+
 }  // namespace
 
 Group* group_of(PyObject* object) {
@@ -55,10 +72,12 @@ std::string described(PyObject* object) {
 }
 
 PyObject* handle_of(const std::shared_ptr<Group>& group) {
-  for (const auto& [object, known] : handles()) {
-    if (known == group) return Py_NewRef(object);
+  auto* found = remembered(group);
+  if (found == nullptr) {
+    remember_registered();
+    found = remembered(group);
   }
-  return py::cast(group).release().ptr();
+  return found == nullptr ? py::cast(group).release().ptr() : found;
 }
 
 void remember_handle(PyObject* process_group, std::shared_ptr<Group> group) {
