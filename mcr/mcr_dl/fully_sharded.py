@@ -3,6 +3,9 @@
 
 >>> network = fully_shard(network, mesh=mesh)
 >>> mcr_dl.fully_sharded.set_backends(network, all_gather="mpi", reduce_scatter="gloo")
+
+torch waits only for the ``torch.distributed.Work`` of a custom collective: such a class of the program's own must call
+torch's functions, as those here do, and not mcr_dl's.
 """
 
 from __future__ import annotations
