@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as torch_dist
@@ -19,8 +20,10 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard import _fsdp_api
 
-from mcr_dl.base.errors import InvalidTypeError
-from mcr_dl.libraries.registry import use
+from mcr_dl import _C
+from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError
+from mcr_dl.libraries import registry
+from mcr_dl.runtime import handles
 
 # torch deprecates the older names where it has these.
 _all_gather = getattr(torch_dist, "all_gather_single", torch_dist.all_gather_into_tensor)
@@ -42,7 +45,7 @@ class _Communication:
 
     def named(self) -> AbstractContextManager[None]:
         """The context of a call by torch."""
-        return nullcontext() if self.backend is None else use(self.backend)
+        return nullcontext() if self.backend is None else registry.use(self.backend)
 
     def __repr__(self) -> str:
         return f"mcr_dl.fully_sharded.{type(self).__name__}(backend={self.backend!r})"
@@ -88,7 +91,7 @@ class ReduceScatter(_Communication, _fsdp_api.ReduceScatter):
 
 
 def set_backends(module: nn.Module, *, all_gather: str | None = None, reduce_scatter: str | None = None) -> None:
-    """Name the backends of the collectives of a sharded module and of every sharded module in it.
+    """Name the backends of the collectives of a sharded module and of every sharded module in it: of all, or of none.
 
     Arguments:
         module: a module to which ``fully_shard`` was applied, or which contains such modules.
@@ -96,12 +99,34 @@ def set_backends(module: nn.Module, *, all_gather: str | None = None, reduce_sca
         reduce_scatter: the backend that reduces gradients; None leaves the choice to the group.
 
     Raises:
-        InvalidTypeError: the module contains no sharded module.
+        InvalidTypeError: the module contains no sharded module, or a backend is named and a mesh's group does not use
+            torch's backend "mcr".
+        InvalidArgumentError: a name is unknown, or a sharded module has parameters on several meshes, for which torch
+            takes no custom collective.
     """
     sharded = [part for part in module.modules() if isinstance(part, FSDPModule)]
     if not sharded:
         message = f"module: expected one that fully_shard() has been applied to, got {type(module).__name__}"
         raise InvalidTypeError(message)
+    named = [registry.nameable(backend) for backend in (all_gather, reduce_scatter) if backend is not None]
+    for part in sharded:
+        _check(part, named)
     for part in sharded:
         part.set_custom_all_gather(AllGather(all_gather))
         part.set_custom_reduce_scatter(ReduceScatter(reduce_scatter))
+
+
+def _check(part: FSDPModule, named: list[str]) -> None:
+    """Raise if torch or the group of the part's mesh cannot take backends."""
+    state: Any = part._get_fsdp_state()
+    found = getattr(state, "_fsdp_param_groups", None)  # an older torch has one at most
+    groups = [state._fsdp_param_group] if found is None else found
+    if len(groups) > 1:
+        message = f"module: expected parts whose parameters are on one mesh, got one with {len(groups)} groups of them"
+        raise InvalidArgumentError(message)
+    for each in groups if named else []:
+        group = None if each is None else getattr(each.mesh_info, "shard_process_group", None)
+        if group is not None and _C.group_of(group) is None:
+            described = handles.described(group)
+            message = f"{' and '.join(named)}: expected a mesh whose group uses the backend 'mcr', got {described}"
+            raise InvalidTypeError(message)

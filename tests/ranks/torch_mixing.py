@@ -143,11 +143,19 @@ def meshes() -> None:
 
 def fsdp_on_named() -> None:
     """set_backends(): one library gathers weights and the other reduces gradients, also in advance."""
+    from mcr_dl import fully_sharded
+
     with life("gloo"):
         expected = torch_fsdp.reshard("gloo")
+        network = torch_fsdp.sharded(torch_fsdp.mesh())
+        expect(
+            mcr_dl.InvalidTypeError,
+            lambda: fully_sharded.set_backends(network, all_gather="mpi"),
+            "expected a mesh whose group uses the backend 'mcr'",
+            "cpu:gloo",
+        )
+        fully_sharded.set_backends(network)
     with life("mcr", pg_options=mcr_dl.Options(backends=["mpi", "gloo"])):
-        from mcr_dl import fully_sharded
-
         for gather, reduce in (("gloo", "mpi"), ("mpi", "gloo")):
             network = torch_fsdp.sharded(torch_fsdp.mesh())
             fully_sharded.set_backends(network, all_gather=gather, reduce_scatter=reduce)
@@ -160,6 +168,7 @@ def fsdp_on_named() -> None:
         expect(
             mcr_dl.InvalidTypeError, lambda: fully_sharded.set_backends(torch.nn.Linear(1, 1)), "module", "fully_shard"
         )
+        expect(mcr_dl.InvalidArgumentError, lambda: fully_sharded.set_backends(network, all_gather="mpj"), "'mpj'")
 
 
 def passes_in_ddp() -> None:

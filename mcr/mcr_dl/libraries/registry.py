@@ -376,7 +376,8 @@ def usable() -> list[str]:
     return [name for name in automatic() if condition(name, 1, named=False).library]
 
 
-def _nameable(backend: object) -> str:
+def nameable(backend: object) -> str:
+    """The name of a backend for calls that name none. Raises InvalidArgumentError if it cannot be one."""
     if not isinstance(backend, str):
         message = f"backend: expected one of {', '.join(known_names())}, auto, got {backend!r}"
         raise InvalidArgumentError(message)
@@ -399,7 +400,7 @@ def use(backend: str) -> Iterator[None]:
     add its callbacks inside one block, as a callback may run at once. ``"auto"`` undoes an outer block. Raises
     InvalidArgumentError for an unknown name; a call raises NotInitializedError if its group lacks the backend.
     """
-    before = _C.name_backend(_nameable(backend))
+    before = _C.name_backend(nameable(backend))
     try:
         yield
     finally:
