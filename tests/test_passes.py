@@ -48,7 +48,15 @@ def test_calls_of_a_pass_name_no_backend(pools: Pools, backend: str) -> None:
 @sizes
 @real
 @pytest.mark.parametrize(
-    "name", ["keeps_values", "replaces_a_factors_tensor", "keeps_views", "keeps_counts", "releases_tensors"]
+    "name",
+    [
+        "keeps_values",
+        "replaces_a_factors_tensor",
+        "copies_in_inference_mode",
+        "keeps_views",
+        "keeps_counts",
+        "releases_tensors",
+    ],
 )
 def test_a_call_after_the_action(pools: Pools, size: int, backend: str, name: str) -> None:
     pools.get("processes", size).run(getattr(passed_calls, name), backend)

@@ -105,6 +105,30 @@ def replaces_a_factors_tensor(backend: str) -> None:
     assert refused == ["PREMUL_SUM"] * 2
 
 
+def copies_in_inference_mode(backend: str) -> None:
+    """The step after an asynchronous call has the mode of the call, as the pass's views are of that mode."""
+
+    def handle(call: PassedCall) -> Any:
+        if call.op != "all_reduce":
+            return call.proceed()
+        output, short = call.output, call.output.float()
+        call.after(lambda: output.copy_(short))
+        return call.proceed(output=short)
+
+    session.start()
+    me, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
+    tensor, left = torch.ones(5, dtype=torch.float64), torch.ones(1)
+    with handler(handle):
+        if me > 0:
+            mcr_dl.irecv(left, 0, backend=backend).wait()  # the call is complete only when rank 0 has left the mode
+        with torch.inference_mode():
+            work = mcr_dl.all_reduce(tensor, backend=backend, async_op=True)
+        for rank in range(1, size) if me == 0 else ():
+            mcr_dl.isend(left, rank, backend=backend).wait()
+        work.wait()
+    assert tensor.tolist() == [size] * 5
+
+
 def keeps_views(backend: str) -> None:
     """Tensors that a pass takes after its action stay valid, although the program has dropped its own."""
     kept: list[torch.Tensor] = []

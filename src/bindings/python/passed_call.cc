@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bindings/python/passed_call.h"
 
+#include <c10/core/InferenceMode.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -330,13 +331,20 @@ void PassedCall::after(py::function step) {
     throw Error(ErrorCode::InvalidArgument, "pass '" + pass_ + "': after() comes before the call goes on");
   }
   expect_steps();
-  passage_->plan.after.emplace_back([step = shared(std::move(step)), where = where(pass_, *passage_)] {
+  // The views that the pass has are then tensors of inference mode, which no thread may change outside.
+  const bool inference = c10::InferenceMode::is_enabled();
+  passage_->plan.after.emplace_back([step = shared(std::move(step)), where = where(pass_, *passage_), inference] {
     const Activity::Pause pause;
     const Locked locked;
     const NamedBackend::None unnamed;
     const Executor::InStep inside;
     try {
-      (*step)();
+      if (inference) {
+        const c10::InferenceMode mode;
+        (*step)();
+      } else {
+        (*step)();
+      }
     } catch (py::error_already_set& error) {
       throw taken(error, where);
     }
