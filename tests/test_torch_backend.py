@@ -82,6 +82,7 @@ ON_RANKS: dict[str, tuple[Callable[..., None], int]] = {  # function, ranks
     "aborting": (torch_groups.aborting, 2),
     "timeouts of the default group": (torch_groups.timeouts, 2),
     "wrong starts": (torch_groups.wrong_starts, 2),
+    "a sparse leaf": (torch_functions.a_sparse_leaf, 2),
     "a gather without a gradient": (torch_functions.a_gather_without_a_gradient, 2),
 }
 

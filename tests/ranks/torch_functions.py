@@ -187,3 +187,17 @@ def a_gather_without_a_gradient() -> None:
         out = autograd._all_gather_base(torch.empty(2 * size), x, dist.group.WORLD)
         assert out.tolist() == [1.0] * 2 * size
         expect(RuntimeError, out.sum().backward, "Backend not supported")
+
+
+def a_sparse_leaf() -> None:
+    """all_reduce changes a sparse tensor that requires a gradient, as it does a dense one; the methods of its work."""
+    with life("mcr"):
+        size = dist.get_world_size()
+        leaf = torch.sparse_coo_tensor(torch.tensor([[dist.get_rank()]]), torch.ones(1), (size,), requires_grad=True)
+        work = dist.all_reduce(leaf, async_op=True)
+        assert work is not None
+        work.wait()
+        assert leaf.detach().to_dense().tolist() == [1.0] * size
+        assert leaf.is_leaf
+        assert leaf.requires_grad
+        assert work.get_future_result().wait() == 0  # WorkResult.SUCCESS

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // all_reduce of sparse tensors: all ranks gather the entries of each one.
 #include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 
 #include <array>
 #include <cstdint>
@@ -82,7 +83,11 @@ TorchBackend::TorchWorkPtr TorchBackend::sum_of_entries(TensorList& tensors, con
   const auto values = gather(mine.values().contiguous());
   const uint64_t sequence = ++sequence_;
   auto done = hook(OpType::_ALLREDUCE_SPARSE, sequence);
-  tensor.copy_(at::sparse_coo_tensor(indices, values, mine.sizes()).coalesce());
+  const auto sum = at::sparse_coo_tensor(indices, values, mine.sizes()).coalesce();
+  {
+    const at::AutoDispatchBelowADInplaceOrView guard;  // the tensor may be a leaf that requires a gradient
+    tensor.copy_(sum);
+  }
   if (done != nullptr) run_hook(std::move(done), "all_reduce of a sparse tensor");
   if (!opts.asyncOp) return CompleteWork::of_blocking_call(getRank(), OpType::_ALLREDUCE_SPARSE, sequence);
   return c10::make_intrusive<CompleteWork>(getRank(), OpType::_ALLREDUCE_SPARSE, sequence, TensorList{tensor});

@@ -279,4 +279,10 @@ c10::intrusive_ptr<Future> CompleteWork::getFuture() {
   return future;
 }
 
+c10::intrusive_ptr<Future> CompleteWork::getFutureResult() {
+  auto future = c10::make_intrusive<Future>(c10::IntType::get());
+  future->markCompleted(c10::IValue(static_cast<int64_t>(c10d::WorkResult::SUCCESS)));
+  return future;
+}
+
 }  // namespace mcr::python

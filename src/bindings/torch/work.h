@@ -83,6 +83,7 @@ class CompleteWork final : public c10d::Work {
   std::vector<at::Tensor> result() override { return results_; }
   uint64_t getSequencenumber() const override { return sequence_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
 
  private:
   const uint64_t sequence_;
