@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -370,6 +371,16 @@ def wrong_starts() -> None:
     with _fresh():  # a device that the group does not serve
         dist.init_process_group("cuda:mcr")
         expect(RuntimeError, lambda: dist.all_reduce(torch.ones(1)), "cpu")
+        dist.destroy_process_group()
+    with _fresh():  # torch fails after mcr_dl has started
+        with mock.patch.object(dist.distributed_c10d, "is_nccl_available", return_value=False):
+            expect(RuntimeError, lambda: dist.init_process_group("cpu:mcr,cuda:nccl"), "NCCL")
+        options = mcr_dl.Options(backends=["gloo"], uniform=False)
+        dist.init_process_group("mcr", timeout=timedelta(seconds=70), pg_options=options)
+        world = _C.world()
+        assert world is not None
+        assert (list(world.backends), world.timeout, world._any_form) == (["gloo"], timedelta(seconds=70), True)
+        _works()
         dist.destroy_process_group()
     with _fresh():  # as after attempts through torch, more of them on one rank than on the other
         dist.distributed_c10d._world.group_count = launcher.detect().rank

@@ -301,6 +301,10 @@ def _named(options: Any) -> list[str]:
 
 def _group_for(options: Any, wanted: list[str], pg_options: Any) -> _C.Group:
     ranks = list(options.global_ranks_in_group)  # empty: torch's default group
+    watch.refuse_fork()
+    # torch makes one backend for each type of device. The runtime of another group is left of a start that has failed.
+    if not ranks and state.is_initialized() and state.current().started_as != options.group_id:
+        lifecycle.abandon()
     if not state.is_initialized():
         if ranks and ranks != list(range(torch_dist.get_world_size())):
             message = (
@@ -316,6 +320,7 @@ def _group_for(options: Any, wanted: list[str], pg_options: Any) -> _C.Group:
             world_size=options.group_size,
             pg_options=pg_options,
         )
+        state.current().started_as = options.group_id
         group = state.current().groups["default"]
         _agree_on_form(group, pg_options)
         return group
