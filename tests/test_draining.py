@@ -42,6 +42,12 @@ def test_operations_that_are_abandoned(nursery: Nursery, backend: str) -> None:
 
 
 @backends
+def test_a_hook_of_an_operation_that_does_not_complete(nursery: Nursery, backend: str) -> None:
+    """The end of the group does not wait for the operation's timeout, which is longer than the job may take."""
+    _ended(nursery, "with_a_hook", backend)
+
+
+@backends
 def test_operations_that_start_while_their_group_ends(nursery: Nursery, backend: str) -> None:
     _ended(nursery, "started_meanwhile", backend)
 

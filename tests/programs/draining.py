@@ -14,6 +14,7 @@ from datetime import timedelta
 from unittest import mock
 
 import torch
+import torch.distributed as torch_dist
 
 import mcr_dl as dist
 from mcr_dl import _C
@@ -87,6 +88,22 @@ def abandoned(backend: str) -> None:
     warnings.simplefilter("error")
     dist.destroy_process_group(group)
     dist.synchronize()
+    dist.destroy_process_group()
+    say("DONE")
+    os._exit(0)
+
+
+def with_a_hook(backend: str) -> None:
+    """torch waits for the hooks of completion before it ends a group, and these for their operations."""
+    factory.DRAIN = timedelta(seconds=0.5)
+    dist.init_process_group(backend, timeout=LONG)
+    group = dist.new_group()
+    group._register_on_completion_hook(lambda _: None)
+    torch_dist.irecv(torch.empty(4), 1 - dist.get_rank(), group=group)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        dist.destroy_process_group(group)
+    assert any("completion hooks" in str(each.message) for each in caught), caught
     dist.destroy_process_group()
     say("DONE")
     os._exit(0)

@@ -113,6 +113,11 @@ def patience() -> timedelta:
     return timedelta(seconds=min(DRAIN.total_seconds(), time.monotonic() - state.current().gave_up))
 
 
+def give_up_waiting() -> None:
+    """Running operations have had their time: groups that end now do not wait for them."""
+    state.current().gave_up = time.monotonic()
+
+
 def _drained(group: _C.Group) -> bool:
     """Wait until the operations of a group have ended; False if they take too long."""
     current = state.current()
@@ -120,7 +125,7 @@ def _drained(group: _C.Group) -> bool:
         return True
     drained = _C.drain_groups([each._label for each in current.with_shadows(group)], patience())
     if not drained:
-        current.gave_up = time.monotonic()
+        give_up_waiting()
     return drained
 
 

@@ -18,6 +18,7 @@ import torch.distributed as torch_dist
 
 from mcr_dl import _C, watch
 from mcr_dl.base.errors import InvalidArgumentError, NotInitializedError, UnsupportedError
+from mcr_dl.base.warning import warn
 from mcr_dl.groups import factory, forms, lifecycle, survivors
 from mcr_dl.libraries.c10d import OURS
 from mcr_dl.runtime import attempts, changes, core_groups, lines, state
@@ -348,6 +349,17 @@ def _name_of(torch_name: str, first: int) -> str:
         return f"torch/{torch_name}" + (f"-{turn}" if turn else "")
 
     return attempts.next_name(f"name/torch/{torch_name}", name, first)
+
+
+def patience_with_hooks() -> timedelta:
+    """The time that completion hooks get before torch ends their group: that of the operations, which they follow."""
+    return factory.DRAIN
+
+
+def on_late_hooks(group: _C.Group) -> None:
+    """Completion hooks have not run in this time, as their operations are still running."""
+    factory.give_up_waiting()
+    warn(f"group {group.name()!r}: the completion hooks of some operations have not run, as these are still running")
 
 
 def on_shutdown(group: _C.Group) -> None:

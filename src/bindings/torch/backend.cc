@@ -6,6 +6,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
 #include <utility>
 
@@ -381,9 +382,19 @@ void TorchBackend::registerOnCompletionHook(std::function<void(std::shared_ptr<c
 }
 
 void TorchBackend::waitForPendingWorks() {
-  const UnlockedIfHeld guard;
+  const UnlockedIfHeld unlocked;
   const StaysWhilePythonEnds stays;
-  for_torch([&] { hook_runs_.wait(check_signals); });
+  const auto now = std::chrono::steady_clock::now();
+  milliseconds limit{};
+  {
+    const Locked locked;
+    limit = runtime("patience_with_hooks")().cast<milliseconds>();
+  }
+  bool over = false;
+  for_torch([&] { over = hook_runs_.wait(check_signals, now + limit); });
+  if (over) return;
+  const Locked locked;
+  runtime("on_late_hooks")(py::cast(group_));
 }
 
 c10d::ErrorType TorchBackend::getError() {

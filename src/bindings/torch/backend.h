@@ -87,7 +87,8 @@ class TorchBackend final : public c10d::Backend {
   void setSequenceNumberForGroup() override {}  // every rank counts from zero
   uint64_t getSequenceNumberForGroup() override { return sequence_.load(); }
   void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
-  /// Waits until the hook has run for all calls of this group.
+  /// Waits until the hook has run for all calls of this group, but not longer than the end of a group waits for its
+  /// operations: torch calls this before that end. Warns if a hook has not run.
   void waitForPendingWorks() override;
   void enableCollectivesTiming() override { timed_ = true; }
   c10d::ErrorType getError() override;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bindings/torch/hook_runs.h"
 
+#include <algorithm>
 #include <chrono>
 #include <string_view>
 
@@ -39,14 +40,16 @@ bool HookRuns::over() const {
   return left_ == 0;
 }
 
-void HookRuns::wait(Interrupt interrupt) const {
+bool HookRuns::wait(Interrupt interrupt, std::optional<Deadline> deadline) const {
   std::unique_lock lock(mutex_);
   while (!done_.wait_for(lock, kLookInterval, [this] { return left_ == 0; })) {
+    if (deadline && std::chrono::steady_clock::now() >= *deadline) return false;
     if (interrupt == nullptr) continue;
     lock.unlock();
     interrupt();
     lock.lock();
   }
+  return true;
 }
 
 bool HookRuns::failed() const {
@@ -79,15 +82,16 @@ std::shared_ptr<HookRuns> PendingHookRuns::begin(std::function<void()> hook, std
   return made;
 }
 
-void PendingHookRuns::wait(Interrupt interrupt) {
+bool PendingHookRuns::wait(Interrupt interrupt, HookRuns::Deadline deadline) {
   std::vector<std::weak_ptr<HookRuns>> all;
   {
     const std::lock_guard lock(mutex_);
     all = all_;
   }
-  for (const auto& each : all) {
-    if (const auto pending = each.lock()) pending->wait(interrupt);
-  }
+  return std::ranges::all_of(all, [&](const auto& each) {
+    const auto pending = each.lock();
+    return pending == nullptr || pending->wait(interrupt, deadline);
+  });
 }
 
 }  // namespace mcr::python

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <functional>
@@ -20,6 +21,8 @@ namespace mcr::python {
 /// no caller asks for it, sys.unraisablehook reports it. Shared by the work and its parts; from any thread.
 class HookRuns {
  public:
+  using Deadline = std::chrono::steady_clock::time_point;
+
   HookRuns(std::function<void()> hook, std::size_t runs) : hook_(std::move(hook)), left_(runs) {}
   HookRuns(const HookRuns&) = delete;
   HookRuns& operator=(const HookRuns&) = delete;
@@ -27,8 +30,8 @@ class HookRuns {
 
   void run(const std::string& call) noexcept;
   bool over() const;
-  /// Waits until all runs are over, calling `interrupt` now and then if it is not null.
-  void wait(Interrupt interrupt) const;
+  /// Waits until all runs are over, calling `interrupt` now and then if it is not null. False after the deadline.
+  bool wait(Interrupt interrupt, std::optional<Deadline> deadline = std::nullopt) const;
   bool failed() const;
   /// Throws the first exception so far, as an Error.
   void rethrow() const;
@@ -51,7 +54,8 @@ class PendingHookRuns {
  public:
   /// Null if the hook is.
   std::shared_ptr<HookRuns> begin(std::function<void()> hook, std::size_t runs);
-  void wait(Interrupt interrupt);
+  /// Waits for the runs so far; false after the deadline.
+  bool wait(Interrupt interrupt, HookRuns::Deadline deadline);
 
  private:
   std::mutex mutex_;
