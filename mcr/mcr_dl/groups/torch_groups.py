@@ -26,6 +26,9 @@ from mcr_dl.runtime import attempts, changes, core_groups, lines, state
 # Whether torch can make groups whose ranks are in another order than the global ones.
 ANY_ORDER = "sort_ranks" in inspect.signature(torch_dist.new_group).parameters
 
+# Whether torch counts the groups that have names like those of ``_standing_for``, too.
+_COUNTS_ALL = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
+
 _LONGEST = 32  # characters of a part's ranks in its name
 
 
@@ -34,6 +37,7 @@ class _Making(threading.local):
 
     group: _C.Group | None = None
     name = ""
+    named = False  # torch has taken the name
 
 
 _making = _Making()
@@ -49,7 +53,10 @@ def _name_groups() -> None:
 
     @functools.wraps(make)
     def name(ranks: Any) -> str:
-        return str(make(ranks)) if _making.group is None else _making.name
+        if _making.group is None:
+            return str(make(ranks))
+        _making.named = True
+        return _making.name
 
     name.mcr_dl_names_groups = True  # type: ignore[attr-defined]
     names._hash_ranks_to_str = name
@@ -62,17 +69,15 @@ def _standing_for(group: _C.Group) -> Iterator[None]:
     torch's own names depend on the groups that a rank has or has made, which may differ between the members.
     """
     _name_groups()
-    torch_names = torch_dist.distributed_c10d
-    count = torch_names._world.group_count if torch_dist.is_initialized() else None
     text = f"{state.current().job} {group.name()} {list(group.ranks)}"
     _making.name = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-    _making.group = group
+    _making.group, _making.named = group, False
     try:
         yield
     finally:
         _making.group = None
-        if count is not None:  # from 2.15 on, torch counts this group, too, and names the next ones by the count
-            torch_names._world.group_count = count
+        if _COUNTS_ALL and _making.named:  # torch names the next ones by the count, which other threads change, too
+            torch_dist.distributed_c10d._world.group_count -= 1
 
 
 def publish(group: _C.Group, options: Any = None, parent: _C.Group | None = None) -> torch_dist.ProcessGroup:
