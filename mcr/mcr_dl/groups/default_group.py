@@ -41,7 +41,7 @@ def init_process_group(
     Args:
         backend: one name, a list of names in order of preference, ``"cpu:mpi"`` style pairs, or ``"auto"`` for mpi,
             nccl, gloo and shm where all ranks can use them, and in jobs of several hosts for hierarchies and stripes of
-            these; None and ``"mcr"`` stand for ``MCR_DL_BACKENDS``, else auto.
+            these; None and ``"mcr"`` stand for those of ``pg_options``, else ``MCR_DL_BACKENDS``, else auto.
         init_method: a torch rendezvous URL, also one that has the rank or is served by a handler of the program's own;
             by default the launcher's environment (torchrun, mpiexec, srun).
         timeout: how long an operation may take, a timedelta or seconds; torch's 30 minutes by default.
@@ -52,7 +52,8 @@ def init_process_group(
         device_id: this process's CUDA device; by default the current one.
         _ranks: accepted as in torch, where it only names the group.
         pg_options: torch's ``ProcessGroupNCCL.Options``, of which ``is_high_priority_stream`` is used: it gives the
-            streams of asynchronous calls high priority. Or ``mcr_dl.Options``, of which ``uniform`` is used.
+            streams of asynchronous calls high priority. Or ``mcr_dl.Options``; ``backend`` names the same
+            backends as these, if both name some.
         tuning_table: the file that ``auto`` uses, or ``"none"``; by default the one in ``MCR_DL_TUNING_TABLE``, else
             this machine's in the user's cache. Rank 0's applies to all ranks. If none is named and the cache has no
             measurements of this scale, the ranks measure for up to three seconds.

@@ -31,6 +31,7 @@ from mcr_dl.base.errors import (
 from mcr_dl.base.warning import warn
 from mcr_dl.groups import factory, first_start, report, tried
 from mcr_dl.libraries import registry
+from mcr_dl.libraries.c10d import OURS
 from mcr_dl.passes import chain
 from mcr_dl.runtime import (
     communicators,
@@ -101,7 +102,7 @@ def start(
         message = "init_process_group: the default group is initialized already; call destroy_process_group() first"
         raise InvalidArgumentError(message)
     exit_steps.prepare()
-    wanted, specifications, mistake = _asked(backend, passes, tuning_table)
+    wanted, specifications, mistake = _asked(backend, pg_options, passes, tuning_table)
     limit = state.DEFAULT_TIMEOUT if timeout is None else _C.timeout(timeout)
     launch, store = launch_at(init_method, rank, world_size, store, limit)
     if mistake is None:
@@ -141,19 +142,37 @@ def _begin(
 
 
 def _asked(
-    backend: str | Iterable[str] | None, passes: Iterable[Any] | None, tuning_table: str | os.PathLike[str] | None
+    backend: str | Iterable[str] | None,
+    pg_options: Any,
+    passes: Iterable[Any] | None,
+    tuning_table: str | os.PathLike[str] | None,
 ) -> tuple[list[str], list[chain.Specification], Exception | None]:
     """The backends and passes that the program names, and the first error in them, in the name of the table or in the
     environment's variables."""
     if problem := variables.problem():
         return [], [], InvalidArgumentError(problem)
     try:
-        backends, specifications = registry.parse_for_job(backend), specified(passes)
+        backends, specifications = _named(backend, pg_options), specified(passes)
         choice.check_argument(tuning_table)
         agreement.encode(chain.terms_of(specifications))
     except Exception as error:  # any, such as one of an iterator or a pass of the program
         return [], [], error
     return backends, specifications, None
+
+
+def _named(backend: str | Iterable[str] | None, pg_options: Any) -> list[str]:
+    """The backends that the argument names, or mcr_dl's options where it leaves the choice to them."""
+    options = list(pg_options.backends) if isinstance(pg_options, _C.Options) else []
+    wanted = registry.parse_for_job(options) if options else []
+    if wanted and (backend is None or backend == OURS):
+        return wanted
+    named = registry.parse_for_job(backend)
+    if wanted and named != wanted:
+        message = (
+            f"backend: expected {', '.join(wanted)}, as in pg_options, or None, got {', '.join(named) or backend!r}"
+        )
+        raise InvalidArgumentError(message)
+    return named
 
 
 def specified(passes: Iterable[Any] | None) -> list[chain.Specification]:
