@@ -231,8 +231,10 @@ thread_local std::unique_ptr<Batch> batch;
 
 void begin_batch() {
   if (batch != nullptr) {
-    throw Error(ErrorCode::InvalidArgument,
-                "expected a batch outside of other batches, got one inside another: end that one first");
+    throw Error(
+        ErrorCode::InvalidArgument,
+        "expected no batch or coalescing block of this thread around this one, got one inside another: start the "
+        "messages before or after it");
   }
   batch = std::make_unique<Batch>();
 }

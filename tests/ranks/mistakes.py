@@ -168,7 +168,7 @@ def nested_batches(backend: str) -> None:
         with mcr_dl._coalescing_manager():
             mcr_dl.batch_isend_irecv(sends)
 
-    expect(InvalidArgumentError, nested, "got one inside another")
+    expect(InvalidArgumentError, nested, "expected no batch or coalescing block", "got one inside another")
     errors.good_call(backend)
 
 

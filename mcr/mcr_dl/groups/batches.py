@@ -85,8 +85,8 @@ def batch_isend_irecv(p2p_op_list: Sequence[Any]) -> list[_C.Work]:
     """Start all sends and receives of the list and return their works, in the order of the list.
 
     Entries for groups that this rank does not belong to are left out, with a warning. Raises InvalidTypeError if an
-    entry is not a P2POp, and as isend and irecv do; a wrong argument before any entry has started. Source:
-    torch.distributed.batch_isend_irecv.
+    entry is not a P2POp, InvalidArgumentError inside a coalescing block of the thread, mcr_dl's or torch's, and as
+    isend and irecv do; a wrong argument before any entry has started. Source: torch.distributed.batch_isend_irecv.
     """
     entries = [_own(entry, position) for position, entry in enumerate(p2p_op_list)]
     operations = [entry for entry in entries if not handles.left_out(entry.group, entry.op.__name__)]
@@ -144,7 +144,7 @@ def coalescing_manager(
     reduce_scatters of one tensor. On devices they are all calls but ``recv`` and ``barrier``. Other calls are done as
     usual; on a device's streams they are refused, since the library starts all calls at the end of the block. All ranks
     use it around the same calls. On a rank that is not a member of the group, a block holds no calls. Raises
-    InvalidArgumentError if blocks are nested.
+    InvalidArgumentError if blocks are nested, as ``batch_isend_irecv`` does in a block.
     Source: torch.distributed._coalescing_manager.
     """
     del device
