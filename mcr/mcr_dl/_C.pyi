@@ -146,7 +146,7 @@ class Options:
     def __init__(self, backends: list[str] = ..., uniform: bool | None = ...) -> None: ...
     @property
     def backends(self) -> list[str]:
-        """Names of the group's backends, in order of preference; empty: those of the default group."""
+        """Names of the group's backends, in order of preference; empty: those of the default group, or of the parent group."""
     @property
     def uniform(self) -> bool | None:
         """True: all ranks use the same form; False: a call may be blocking on some ranks and asynchronous on others; None: as MCR_DL_UNIFORM says, or as the parent group does."""

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import warnings
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import torch
 
 import mcr_dl
-from mcr_dl import CollectiveTimeoutError, InvalidArgumentError
+from mcr_dl import _C, CollectiveTimeoutError, InvalidArgumentError
 from mcr_dl.runtime import state
 from mcr_dl.testing.expect import expect
 from ranks import errors, session
@@ -59,10 +60,12 @@ def subgroups() -> None:
         assert len(everyone) == 3
         mcr_dl.new_subgroups(1)
     _sums(mcr_dl.new_group())
-    pair = mcr_dl.new_group([0, 1])
+    pair = mcr_dl.new_group([0, 1], timeout=40, backend="gloo")
     if me < 2:
         mine, everyone = mcr_dl.new_subgroups(1, group=pair)
         assert mcr_dl.get_process_group_ranks(mine) == [me]
+        assert mcr_dl.get_backends(mine) == ["gloo"]
+        assert _C.group_of(mine).timeout == timedelta(seconds=40)  # type: ignore[union-attr]
         assert len(everyone) == 2
         both, _ = mcr_dl.new_subgroups(2, group=pair, group_desc="both")
         split = mcr_dl.split_group(pair, [[0, 1]], group_desc="both")

@@ -193,6 +193,8 @@ def starts(backend: str) -> None:
         assert not _any_form(dist.new_group())
         halves = [[0], list(range(1, dist.get_world_size()))]
         assert _any_form(mcr_dl.split_group(None, halves))
+        assert _any_form(mcr_dl.new_subgroups(1)[0])
+        assert not _any_form(mcr_dl.new_subgroups_by_enumeration(halves)[0])
         uniform = mcr_dl.Options(uniform=True)
         assert not _any_form(mcr_dl.split_group(None, halves, pg_options=uniform))
         if dist.get_rank() > 0:

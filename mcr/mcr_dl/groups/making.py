@@ -161,9 +161,11 @@ def new_subgroups(
     """Divide a group (None: the default group) into subgroups of ``group_size`` consecutive ranks.
 
     The members of the group call this; another rank gets (None, []), with a warning. By default a subgroup has the
-    ranks of one host. Returns this rank's subgroup and the list of all. Raises InvalidArgumentError if ``group_size``
-    does not divide the group's size, and without a size if the hosts have different numbers of ranks or their ranks are
-    not consecutive, and InvalidTypeError if it is no whole number.
+    ranks of one host, and the timeout of the group that is divided and those of its backends that fit.
+
+    Returns this rank's subgroup and the list of all. Raises InvalidArgumentError if ``group_size`` does not divide the
+    group's size, and without a size if the hosts have different numbers of ranks or their ranks are not consecutive,
+    and InvalidTypeError if it is no whole number.
     Source: torch.distributed.new_subgroups.
     """
     if handles.left_out(group, "new_subgroups"):
@@ -178,7 +180,7 @@ def new_subgroups(
     parts = [sorted(ranks[start : start + length]) for start in range(0, size, length)]
     _check_description(group_desc)
     name = f"{parent.name()}/{group_desc or 'sub'}-{number}"
-    return _parts(name, parts, timeout, backend, pg_options)
+    return _parts(name, parts, timeout, backend, pg_options, parent)
 
 
 def _count_parts(parent: _C.Group) -> int:

@@ -34,7 +34,8 @@ class TorchBackend final : public c10d::Backend {
   struct Options final : c10d::Backend::Options {
     explicit Options(std::vector<std::string> names, std::optional<bool> uniform = std::nullopt)
         : c10d::Backend::Options("mcr"), backends(std::move(names)), uniform(uniform) {}
-    std::vector<std::string> backends;  // the backends used, in order of preference; empty: those of the default group
+    std::vector<std::string> backends;  // the backends used, in order of preference; empty: those of the default group,
+                                        // or of the parent group
     std::optional<bool> uniform;        // whether a call has one form on all ranks; not set: MCR_DL_UNIFORM decides
   };
 

@@ -42,8 +42,10 @@ void add_torch_backend(py::module_& module) {
              return c10::make_intrusive<Options>(std::move(backends), uniform);
            }),
            py::arg("backends") = std::vector<std::string>(), py::arg("uniform") = py::none())
-      .def_readonly("backends", &Options::backends,
-                    "Names of the group's backends, in order of preference; empty: those of the default group.")
+      .def_readonly(
+          "backends", &Options::backends,
+          "Names of the group's backends, in order of preference; empty: those of the default group, or of the "
+          "parent group.")
       .def_readonly(
           "uniform", &Options::uniform,
           "True: all ranks use the same form; False: a call may be blocking on some ranks and asynchronous on others; "
