@@ -106,6 +106,16 @@ def test_commands_refuse_wrong_values(command: list[str], tmp_path: Path) -> Non
     assert line.endswith("error: MCR_DL_NCCL_LANES: expected a number from 1 to 8, got 'abc'")
 
 
+@pytest.mark.parametrize("name", ["MCR_DL_PASSES", "MCR_DL_SCHEDULE"])
+def test_commands_without_passes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They accept names that only a program has registered, and refuse other wrong values."""
+    monkeypatch.setenv(name, "half")
+    environment.require(passes=False)
+    monkeypatch.setenv("MCR_DL_TUNE", WRONG["MCR_DL_TUNE"])
+    with pytest.raises(McrError, match="MCR_DL_TUNE"):
+        environment.require(passes=False)
+
+
 def test_init_refuses_wrong_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those that no started backend reads."""
     monkeypatch.setenv("MCR_DL_NCCL_LANES", "abc")

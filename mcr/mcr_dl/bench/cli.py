@@ -300,7 +300,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure and report. Exit code 1: wrong values, 2: bad input or a failed backend, 130: interrupted."""
     try:
         settings, ranks = _parse(argv)
-        environment.require()
+        environment.require(passes=False)
         _require_memory(settings, ranks)
         if not launched():
             return _start_ranks(settings, ranks)

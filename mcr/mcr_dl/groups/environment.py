@@ -13,9 +13,10 @@ from mcr_dl.runtime import dimensions
 from mcr_dl.tables import choice, rules
 
 
-def require(*, table: bool = True) -> None:
+def require(*, table: bool = True, passes: bool = True) -> None:
     """Check the values of all variables, so that a wrong one is one error instead of one for each rank. ``table``:
-    whether a tuning table that they name must be readable; a command that makes it does not read it.
+    whether a tuning table that they name must be readable; a command that makes it does not read it. ``passes``:
+    whether the passes and the scheduler that they name must be known; a command without passes knows none of a program.
 
     Raises an McrError that names the variable: InvalidArgumentError, or BackendUnavailableError for a library that is
     not there.
@@ -23,7 +24,8 @@ def require(*, table: bool = True) -> None:
     if problem := variables.problem() or dimensions.own()["problem"]:
         raise InvalidArgumentError(problem)
     registry.require_environment()
-    chain.with_scheduler(chain.specify(None))
+    if passes:
+        chain.with_scheduler(chain.specify(None))
     if table:
         choice.require_named()
     text = os.environ.get(rules.VARIABLE, "")

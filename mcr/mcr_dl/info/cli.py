@@ -126,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(given: argparse.Namespace) -> int:
-    environment.require()
+    environment.require(passes=False)
     status = available_backends()
     started = _start()
     world = _C.world()

@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(given: argparse.Namespace) -> int:
     if launched():
         raise InvalidArgumentError("expected no launcher, as this command starts its ranks itself: run it without one")
-    environment.require()
+    environment.require(passes=False)
     registry.load(given.backend)
     # The ranks of one machine share its cores: no threads of their own for computing.
     os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -342,7 +342,7 @@ def _require_memory(plan: Plan, here: int) -> None:
 
 
 def _measure(settings: _Settings) -> int:
-    environment.require(table=False)
+    environment.require(table=False, passes=False)
     backends = _backends_for(settings.backends, settings.device)
     path = _target(settings.output)
     plans = [settings.plan(ranks, backends) for ranks in _remaining(settings, path)]
