@@ -140,7 +140,7 @@ def error_bound(codec: str) -> str:
     if name == "zfp":
         given = dict(option.partition("=")[::2] for option in options.split(","))
         if "tolerance" in given:
-            return f"{given['tolerance']} for each value"
+            return f"{given['tolerance']} for each value, or the type's precision at the largest value nearby"
         return "no bound: the error grows with the roughness of the values"
     return _BOUNDS.get(name, "not stated")
 
