@@ -398,8 +398,8 @@ def broadcast(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | G
             table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
-        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
-            in memory until the process ends, so use a limited number of them.
+        key: name of the data, such as a parameter's, in the log and its traces. A process keeps 65,536
+            distinct keys until it ends; calls with further keys have none in the log.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -453,8 +453,8 @@ def all_reduce(tensor: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group
             table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
-        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
-            in memory until the process ends, so use a limited number of them.
+        key: name of the data, such as a parameter's, in the log and its traces. A process keeps 65,536
+            distinct keys until it ends; calls with further keys have none in the log.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -500,8 +500,8 @@ def reduce(tensor: ArrayLike, dst: int | None = None, op: ReduceOp | ReduceOp.Re
         codec: None or 'none', as this operation has no compressed form.
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
-        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
-            in memory until the process ends, so use a limited number of them.
+        key: name of the data, such as a parameter's, in the log and its traces. A process keeps 65,536
+            distinct keys until it ends; calls with further keys have none in the log.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -553,8 +553,8 @@ def all_gather(tensor_list: Sequence[ArrayLike] | ArrayLike, tensor: ArrayLike, 
             table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
-        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
-            in memory until the process ends, so use a limited number of them.
+        key: name of the data, such as a parameter's, in the log and its traces. A process keeps 65,536
+            distinct keys until it ends; calls with further keys have none in the log.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -601,8 +601,8 @@ def reduce_scatter(output: ArrayLike, input_list: Sequence[ArrayLike] | ArrayLik
             table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
-        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
-            in memory until the process ends, so use a limited number of them.
+        key: name of the data, such as a parameter's, in the log and its traces. A process keeps 65,536
+            distinct keys until it ends; calls with further keys have none in the log.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -647,8 +647,8 @@ def all_to_all(output_tensor_list: Sequence[ArrayLike] | ArrayLike, input_tensor
             table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
-        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
-            in memory until the process ends, so use a limited number of them.
+        key: name of the data, such as a parameter's, in the log and its traces. A process keeps 65,536
+            distinct keys until it ends; calls with further keys have none in the log.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -692,8 +692,8 @@ def gather(tensor: ArrayLike, gather_list: Sequence[ArrayLike] | ArrayLike | Non
         codec: None or 'none', as this operation has no compressed form.
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
-        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
-            in memory until the process ends, so use a limited number of them.
+        key: name of the data, such as a parameter's, in the log and its traces. A process keeps 65,536
+            distinct keys until it ends; calls with further keys have none in the log.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -745,8 +745,8 @@ def scatter(tensor: ArrayLike, scatter_list: Sequence[ArrayLike] | ArrayLike | N
         codec: None or 'none', as this operation has no compressed form.
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
-        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
-            in memory until the process ends, so use a limited number of them.
+        key: name of the data, such as a parameter's, in the log and its traces. A process keeps 65,536
+            distinct keys until it ends; calls with further keys have none in the log.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -835,8 +835,8 @@ def send(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | Group 
             table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
-        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
-            in memory until the process ends, so use a limited number of them.
+        key: name of the data, such as a parameter's, in the log and its traces. A process keeps 65,536
+            distinct keys until it ends; calls with further keys have none in the log.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
         async_op: True: return a Work at once.
 
@@ -880,8 +880,8 @@ def recv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group 
             table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
-        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
-            in memory until the process ends, so use a limited number of them.
+        key: name of the data, such as a parameter's, in the log and its traces. A process keeps 65,536
+            distinct keys until it ends; calls with further keys have none in the log.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
         async_op: True: return a Work at once.
 
@@ -924,8 +924,8 @@ def bcast(tensor: ArrayLike, root: int | None = None, group: ProcessGroup | Grou
             table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
-        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
-            in memory until the process ends, so use a limited number of them.
+        key: name of the data, such as a parameter's, in the log and its traces. A process keeps 65,536
+            distinct keys until it ends; calls with further keys have none in the log.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -976,8 +976,8 @@ def all_gather_into_tensor(output_tensor: ArrayLike, input_tensor: ArrayLike, gr
             table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
-        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
-            in memory until the process ends, so use a limited number of them.
+        key: name of the data, such as a parameter's, in the log and its traces. A process keeps 65,536
+            distinct keys until it ends; calls with further keys have none in the log.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -1020,8 +1020,8 @@ def all_gather_single(output_tensor: ArrayLike, input_tensor: ArrayLike, group: 
             table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
-        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
-            in memory until the process ends, so use a limited number of them.
+        key: name of the data, such as a parameter's, in the log and its traces. A process keeps 65,536
+            distinct keys until it ends; calls with further keys have none in the log.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -1067,8 +1067,8 @@ def reduce_scatter_tensor(output: ArrayLike, input: ArrayLike, op: ReduceOp | Re
             table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
-        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
-            in memory until the process ends, so use a limited number of them.
+        key: name of the data, such as a parameter's, in the log and its traces. A process keeps 65,536
+            distinct keys until it ends; calls with further keys have none in the log.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -1114,8 +1114,8 @@ def reduce_scatter_single(output: ArrayLike, input: ArrayLike, op: ReduceOp | Re
             table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
-        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
-            in memory until the process ends, so use a limited number of them.
+        key: name of the data, such as a parameter's, in the log and its traces. A process keeps 65,536
+            distinct keys until it ends; calls with further keys have none in the log.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -1160,8 +1160,8 @@ def all_to_all_single(output: ArrayLike, input: ArrayLike, output_split_sizes: S
             table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
-        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
-            in memory until the process ends, so use a limited number of them.
+        key: name of the data, such as a parameter's, in the log and its traces. A process keeps 65,536
+            distinct keys until it ends; calls with further keys have none in the log.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -1208,8 +1208,8 @@ def gatherv(output: ArrayLike | None, input: ArrayLike, root: int, rcounts: Sequ
         codec: None or 'none', as this operation has no compressed form.
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
-        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
-            in memory until the process ends, so use a limited number of them.
+        key: name of the data, such as a parameter's, in the log and its traces. A process keeps 65,536
+            distinct keys until it ends; calls with further keys have none in the log.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -1263,8 +1263,8 @@ def scatterv(output: ArrayLike, input: ArrayLike | None, root: int, scounts: Seq
         codec: None or 'none', as this operation has no compressed form.
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
-        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
-            in memory until the process ends, so use a limited number of them.
+        key: name of the data, such as a parameter's, in the log and its traces. A process keeps 65,536
+            distinct keys until it ends; calls with further keys have none in the log.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -1319,8 +1319,8 @@ def all_gatherv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], dis
             table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
-        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
-            in memory until the process ends, so use a limited number of them.
+        key: name of the data, such as a parameter's, in the log and its traces. A process keeps 65,536
+            distinct keys until it ends; calls with further keys have none in the log.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -1369,8 +1369,8 @@ def all_to_allv(output: ArrayLike, input: ArrayLike, scounts: Sequence[int], rco
             table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
-        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
-            in memory until the process ends, so use a limited number of them.
+        key: name of the data, such as a parameter's, in the log and its traces. A process keeps 65,536
+            distinct keys until it ends; calls with further keys have none in the log.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -1419,8 +1419,8 @@ def reduce_scatterv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int],
             table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
-        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
-            in memory until the process ends, so use a limited number of them.
+        key: name of the data, such as a parameter's, in the log and its traces. A process keeps 65,536
+            distinct keys until it ends; calls with further keys have none in the log.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -1465,8 +1465,8 @@ def isend(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | Group
             table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
-        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
-            in memory until the process ends, so use a limited number of them.
+        key: name of the data, such as a parameter's, in the log and its traces. A process keeps 65,536
+            distinct keys until it ends; calls with further keys have none in the log.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: A Work.
@@ -1503,8 +1503,8 @@ def irecv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group
             table. None: the pass's own (docs/compression.md).
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
-        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
-            in memory until the process ends, so use a limited number of them.
+        key: name of the data, such as a parameter's, in the log and its traces. A process keeps 65,536
+            distinct keys until it ends; calls with further keys have none in the log.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: A Work.

@@ -40,8 +40,8 @@ _PARAMETERS = {
     "(docs/compression.md)",
     "priority": "32-bit integer, equal on all ranks. A pass that holds several calls issues those with the lowest "
     "priority value first",
-    "key": "name of the data, such as a parameter's, in the log and its traces. Each distinct key stays in memory "
-    "until the process ends, so use a limited number of them",
+    "key": "name of the data, such as a parameter's, in the log and its traces. A process keeps 65,536 distinct keys "
+    "until it ends; calls with further keys have none in the log",
     "device_ids": "accepted for compatibility with torch, and ignored",
 }
 

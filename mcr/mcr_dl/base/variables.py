@@ -55,7 +55,8 @@ VARIABLES = (
         "MCR_DL_MPI_LIB",
         "the MPI library: an absolute path, a name that the loader finds, or `mpich` or `openmpi` to choose among "
         "those found; programs that use two name the "
-        "second after `:`. If this is set and MPI cannot start, `init_process_group` raises an error",
+        "second after `:`. If this is set and MPI cannot start, `init_process_group` raises an error, unless the "
+        "program or `MCR_DL_BACKENDS` names other backends",
         "integrations.md#which-backends-start",
     ),
     Variable(
@@ -67,7 +68,7 @@ VARIABLES = (
     Variable(
         "MCR_DL_NCCL_LIB",
         "the NCCL library: an absolute path, or a name that the loader finds. If this is set and NCCL cannot "
-        "start, `init_process_group` raises an error",
+        "start, `init_process_group` raises an error, unless the program or `MCR_DL_BACKENDS` names other backends",
         "nccl.md",
     ),
     Variable(
@@ -182,8 +183,9 @@ OTHERS = (
     ),
     (
         "`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`",
-        "torch's; they take precedence over a launcher's own. `init_distributed` and DeepSpeed's backend set those "
-        "that are missing",
+        "torch's; they take precedence over a launcher's own. If one is missing, `init_distributed` and DeepSpeed's "
+        "backend set `LOCAL_RANK`, and `init_distributed` sets `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` "
+        "for torch.distributed",
     ),
     (
         "`OMPI_COMM_WORLD_*`, `PMI_*`, `PMIX_RANK`, `MPI_LOCALRANKID`, `MPI_LOCALNRANKS`, `SLURM_*`",
