@@ -229,13 +229,14 @@ def test_the_progress_under_a_launcher(tmp_path: Path, monkeypatch: pytest.Monke
 def test_blame_under_a_launcher(tmp_path: Path) -> None:
     """The form that has hung is left out, once, and no candidate if the user has interrupted the run."""
     where = {"operation": "all_reduce", "dtype": "float32", "async_op": True}
-    for candidates, kind in ((["gloo"], "excluded"), (["gloo", "mpi"], "apart")):
+    each_case = ((["gloo"], "excluded", "go on without"), (["gloo", "mpi"], "apart", "time them one by one"))
+    for candidates, kind, advice in each_case:
         journal, progress = Journal(tmp_path / "journal"), Progress()
         journal.begin(PLAN)
         journal.add("step", **where, bytes=4, phase="check", candidates=candidates)
         for event in journal.news():
             progress.take(event)
-        launched.blame(journal, progress, "no progress")
+        assert launched.blame(journal, progress, "no progress").endswith(f"--resume to {advice}")
         (event,) = journal.news()
         assert (event["event"], event["async_op"]) == (kind, True)
         assert Journal(journal.path).resume(PLAN).step is None

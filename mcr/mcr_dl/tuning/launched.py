@@ -2,7 +2,7 @@
 """``mcr-tune`` in ranks that torchrun, mpiexec or srun has started.
 
 This process cannot restart these ranks. A step that hangs or crashes ends the job; the step is in the journal, so the
-same command with ``--resume`` continues without the candidate that was running.
+same command with ``--resume`` continues without the candidate that was running, or times those that were one by one.
 """
 
 from __future__ import annotations
@@ -66,8 +66,9 @@ def blame(journal: Journal, progress: Progress, reason: str) -> str:
     if step is None:
         return reason
     journal.add(**blamed(step, reason))
-    names = ", ".join(step["candidates"])
-    return f"{step['operation']} on {names}: {reason}; run it again with --resume to go on without"
+    names = step["candidates"]
+    advice = "time them one by one" if len(names) > 1 else "go on without"
+    return f"{step['operation']} on {', '.join(names)}: {reason}; run it again with --resume to {advice}"
 
 
 def _shared(plan: Plan, journal: Journal, *, resume: bool) -> Progress:
