@@ -127,7 +127,8 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help=f"measure no asynchronous calls (otherwise {', '.join(frequent())}, of the first element type)",
     )
-    result.add_argument("--resume", action="store_true", help="continue an interrupted run")
+    text = "continue an interrupted run, whose other options are given again"
+    result.add_argument("--resume", action="store_true", help=text)
     add("-n", _ranks, None, "RANKS", "ranks to start here, or several numbers: 2,4 (default: 2)")
     add("--ops", arguments.operation_names, tuple(_C.operations()), "LIST", "operations (default: all)")
     text = "backends, each with its variants (default: all that work here)"
@@ -397,7 +398,7 @@ def _run(plan: Plan, record: Path, settings: _Settings) -> Progress | None:
         progress = journal.resume(plan)
     else:
         if begun:
-            _say("starting anew; --resume continues an interrupted run")
+            _say("starting anew; the same command with --resume continues an interrupted run")
         journal.begin(plan)
     with _Display(plan, progress) as display:
         return Tuner(plan, journal, progress, limit=settings.limit, report=display.take).run()
@@ -414,7 +415,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return _measure(found)
         except KeyboardInterrupt:
-            _say("interrupted; --resume goes on from here")
+            _say("interrupted; the same command with --resume continues")
             return arguments.INTERRUPTED
 
     return arguments.exit_code(_PROGRAM, run)
