@@ -93,7 +93,9 @@ def new_group(
     Returns: the group, or torch.distributed.GroupMember.NON_GROUP_MEMBER on ranks that are not members.
 
     Raises InvalidArgumentError for wrong ranks or backends, InvalidTypeError for ranks that are no whole numbers,
-    BackendUnavailableError if a backend cannot be used, UnsupportedError for an order of ranks that torch cannot make.
+    BackendUnavailableError if a backend cannot be used, NotInitializedError for an MPI library that was not named at
+    init_process_group, as it starts on all ranks together, UnsupportedError for an order of ranks that torch cannot
+    make.
     Source: torch.distributed.new_group.
     """
     del device_id
@@ -165,7 +167,7 @@ def new_subgroups(
 
     Returns this rank's subgroup and the list of all. Raises InvalidArgumentError if ``group_size`` does not divide the
     group's size, and without a size if the hosts have different numbers of ranks or their ranks are not consecutive,
-    and InvalidTypeError if it is no whole number.
+    InvalidTypeError if it is no whole number, and the errors of ``new_group`` for the backends.
     Source: torch.distributed.new_subgroups.
     """
     if handles.left_out(group, "new_subgroups"):
@@ -238,7 +240,7 @@ def new_subgroups_by_enumeration(
     """Make one group per entry; no rank may be in two (torch.distributed.new_subgroups_by_enumeration).
 
     Every rank of the job calls this. Returns this rank's subgroup (None if it is in none) and the list of all. Raises
-    InvalidArgumentError and InvalidTypeError for wrong lists.
+    InvalidArgumentError and InvalidTypeError for wrong lists, and the errors of ``new_group`` for the backends.
     """
     parent = handles.core_group(None)
     number = _count_parts(parent)
@@ -275,7 +277,7 @@ def split_group(
     ``backend`` and ``pg_options``: as of ``new_group``; by default, the parts have the parent's backends that fit.
 
     Returns this rank's part, or None if it is in none. Raises InvalidArgumentError for lists that overlap or name ranks
-    outside the parent, BackendUnavailableError if a backend cannot be used. Source: torch.distributed.split_group.
+    outside the parent, and the errors of ``new_group`` for the backends. Source: torch.distributed.split_group.
     """
     parent = handles.core_group(parent_pg)
     made = _count_parts(parent)
