@@ -25,7 +25,9 @@ def errors() -> None:
     expect(invalid, lambda: mcr_dl.all_reduce(tensor, codec="bf61"), "bf16, fp16, int8", "'bf61'", "all_reduce (group")
     expect(invalid, lambda: mcr_dl.all_reduce(tensor, codec="int8:blok=3"), "block, feedback", "'blok=3'")
     expect(invalid, lambda: mcr_dl.all_reduce(tensor, codec="zfp"), "zfp", "rate", "tolerance")
-    expect(invalid, lambda: mcr_dl.all_reduce(tensor, codec="zfp:rate=0"), "zfp:rate=0", "rate", "'0'")
+    expect(invalid, lambda: mcr_dl.all_reduce(tensor, codec="zfp:rate=0"), "zfp:rate=0", "from 1 to 64", "'0'")
+    none = "zfp:tolerance=0"
+    expect(invalid, lambda: mcr_dl.all_reduce(tensor, codec=none), none, "above 0 and at most 1e+300", "'0'")
     expect(wrong_type, lambda: mcr_dl.all_reduce(tensor, codec=3), "codec", "3")
     for dtype in (torch.int32, torch.bool, torch.complex64):
         made = torch.ones(10).to(dtype)

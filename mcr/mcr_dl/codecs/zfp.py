@@ -32,7 +32,8 @@ def _number(name: str, text: str, least: float, most: float) -> float:
     except ValueError:
         value = math.nan
     if not least <= value <= most or value == 0:
-        message = f"{name}: expected a number above {least:g} and at most {most:g}, got {text!r}"
+        limits = f"from {least:g} to" if least else "above 0 and at most"
+        message = f"{name}: expected a number {limits} {most:g}, got {text!r}"
         raise ValueError(message)
     return value
 
