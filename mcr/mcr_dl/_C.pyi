@@ -391,8 +391,9 @@ def broadcast(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | G
         group: group to work in; None: the default group.
         async_op: True: return a Work at once. All ranks give the same value.
         group_src: the same rank, given by its index in the group; give one of the two.
-        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
-            the positional arguments.
+        backend: name of one of the group's backends or other candidates, such as 'mpi:p2p',
+            'stripe(gloo,mpi)' or 'mpi|bf16', or 'auto'; None: the group's choice. May also lead the
+            positional arguments.
         codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
             group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
             table. None: the pass's own (docs/compression.md).
@@ -446,8 +447,9 @@ def all_reduce(tensor: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group
             NaN, except on nccl.
         group: group to work in; None: the default group.
         async_op: True: return a Work at once. All ranks give the same value.
-        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
-            the positional arguments.
+        backend: name of one of the group's backends or other candidates, such as 'mpi:p2p',
+            'stripe(gloo,mpi)' or 'mpi|bf16', or 'auto'; None: the group's choice. May also lead the
+            positional arguments.
         codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
             group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
             table. None: the pass's own (docs/compression.md).
@@ -495,8 +497,9 @@ def reduce(tensor: ArrayLike, dst: int | None = None, op: ReduceOp | ReduceOp.Re
         group: group to work in; None: the default group.
         async_op: True: return a Work at once. All ranks give the same value.
         group_dst: the same rank, given by its index in the group; give one of the two.
-        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
-            the positional arguments.
+        backend: name of one of the group's backends or other candidates, such as 'mpi:p2p',
+            'stripe(gloo,mpi)' or 'mpi|bf16', or 'auto'; None: the group's choice. May also lead the
+            positional arguments.
         codec: None or 'none', as this operation has no compressed form.
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
@@ -546,8 +549,9 @@ def all_gather(tensor_list: Sequence[ArrayLike] | ArrayLike, tensor: ArrayLike, 
         tensor: dense tensor that is sent.
         group: group to work in; None: the default group.
         async_op: True: return a Work at once. All ranks give the same value.
-        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
-            the positional arguments.
+        backend: name of one of the group's backends or other candidates, such as 'mpi:p2p',
+            'stripe(gloo,mpi)' or 'mpi|bf16', or 'auto'; None: the group's choice. May also lead the
+            positional arguments.
         codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
             group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
             table. None: the pass's own (docs/compression.md).
@@ -594,8 +598,9 @@ def reduce_scatter(output: ArrayLike, input_list: Sequence[ArrayLike] | ArrayLik
             NaN, except on nccl.
         group: group to work in; None: the default group.
         async_op: True: return a Work at once. All ranks give the same value.
-        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
-            the positional arguments.
+        backend: name of one of the group's backends or other candidates, such as 'mpi:p2p',
+            'stripe(gloo,mpi)' or 'mpi|bf16', or 'auto'; None: the group's choice. May also lead the
+            positional arguments.
         codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
             group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
             table. None: the pass's own (docs/compression.md).
@@ -640,8 +645,9 @@ def all_to_all(output_tensor_list: Sequence[ArrayLike] | ArrayLike, input_tensor
             rank order.
         group: group to work in; None: the default group.
         async_op: True: return a Work at once. All ranks give the same value.
-        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
-            the positional arguments.
+        backend: name of one of the group's backends or other candidates, such as 'mpi:p2p',
+            'stripe(gloo,mpi)' or 'mpi|bf16', or 'auto'; None: the group's choice. May also lead the
+            positional arguments.
         codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
             group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
             table. None: the pass's own (docs/compression.md).
@@ -687,8 +693,9 @@ def gather(tensor: ArrayLike, gather_list: Sequence[ArrayLike] | ArrayLike | Non
         group: group to work in; None: the default group.
         async_op: True: return a Work at once. All ranks give the same value.
         group_dst: the same rank, given by its index in the group; give one of the two.
-        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
-            the positional arguments.
+        backend: name of one of the group's backends or other candidates, such as 'mpi:p2p',
+            'stripe(gloo,mpi)' or 'mpi|bf16', or 'auto'; None: the group's choice. May also lead the
+            positional arguments.
         codec: None or 'none', as this operation has no compressed form.
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
@@ -740,8 +747,9 @@ def scatter(tensor: ArrayLike, scatter_list: Sequence[ArrayLike] | ArrayLike | N
         group: group to work in; None: the default group.
         async_op: True: return a Work at once. All ranks give the same value.
         group_src: the same rank, given by its index in the group; give one of the two.
-        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
-            the positional arguments.
+        backend: name of one of the group's backends or other candidates, such as 'mpi:p2p',
+            'stripe(gloo,mpi)' or 'mpi|bf16', or 'auto'; None: the group's choice. May also lead the
+            positional arguments.
         codec: None or 'none', as this operation has no compressed form.
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
@@ -790,8 +798,9 @@ def barrier(group: ProcessGroup | Group | None = None, async_op: Literal[False] 
         async_op: True: return a Work at once. All ranks give the same value.
         device_ids: accepted for compatibility with torch, and ignored.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
-        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
-            the positional arguments.
+        backend: name of one of the group's backends or other candidates, such as 'mpi:p2p',
+            'stripe(gloo,mpi)' or 'mpi|bf16', or 'auto'; None: the group's choice. May also lead the
+            positional arguments.
 
     Returns: None, or a Work if async_op is set.
 
@@ -828,8 +837,9 @@ def send(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | Group 
         group: group to work in; None: the default group.
         tag: number, 0 or more, that matches a send with its receive.
         group_dst: the same rank, given by its index in the group; give one of the two.
-        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
-            the positional arguments.
+        backend: name of one of the group's backends or other candidates, such as 'mpi:p2p',
+            'stripe(gloo,mpi)' or 'mpi|bf16', or 'auto'; None: the group's choice. May also lead the
+            positional arguments.
         codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
             group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
             table. None: the pass's own (docs/compression.md).
@@ -873,8 +883,9 @@ def recv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group 
         group: group to work in; None: the default group.
         tag: number, 0 or more, that matches a send with its receive.
         group_src: the same rank, given by its index in the group; give one of the two.
-        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
-            the positional arguments.
+        backend: name of one of the group's backends or other candidates, such as 'mpi:p2p',
+            'stripe(gloo,mpi)' or 'mpi|bf16', or 'auto'; None: the group's choice. May also lead the
+            positional arguments.
         codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
             group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
             table. None: the pass's own (docs/compression.md).
@@ -917,8 +928,9 @@ def bcast(tensor: ArrayLike, root: int | None = None, group: ProcessGroup | Grou
         root: global rank of the root. The keyword may also be src.
         group: group to work in; None: the default group.
         async_op: True: return a Work at once. All ranks give the same value.
-        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
-            the positional arguments.
+        backend: name of one of the group's backends or other candidates, such as 'mpi:p2p',
+            'stripe(gloo,mpi)' or 'mpi|bf16', or 'auto'; None: the group's choice. May also lead the
+            positional arguments.
         codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
             group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
             table. None: the pass's own (docs/compression.md).
@@ -969,8 +981,9 @@ def all_gather_into_tensor(output_tensor: ArrayLike, input_tensor: ArrayLike, gr
         input_tensor: dense tensor that is sent.
         group: group to work in; None: the default group.
         async_op: True: return a Work at once. All ranks give the same value.
-        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
-            the positional arguments.
+        backend: name of one of the group's backends or other candidates, such as 'mpi:p2p',
+            'stripe(gloo,mpi)' or 'mpi|bf16', or 'auto'; None: the group's choice. May also lead the
+            positional arguments.
         codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
             group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
             table. None: the pass's own (docs/compression.md).
@@ -1013,8 +1026,9 @@ def all_gather_single(output_tensor: ArrayLike, input_tensor: ArrayLike, group: 
         input_tensor: dense tensor that is sent.
         group: group to work in; None: the default group.
         async_op: True: return a Work at once. All ranks give the same value.
-        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
-            the positional arguments.
+        backend: name of one of the group's backends or other candidates, such as 'mpi:p2p',
+            'stripe(gloo,mpi)' or 'mpi|bf16', or 'auto'; None: the group's choice. May also lead the
+            positional arguments.
         codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
             group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
             table. None: the pass's own (docs/compression.md).
@@ -1060,8 +1074,9 @@ def reduce_scatter_tensor(output: ArrayLike, input: ArrayLike, op: ReduceOp | Re
             NaN, except on nccl.
         group: group to work in; None: the default group.
         async_op: True: return a Work at once. All ranks give the same value.
-        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
-            the positional arguments.
+        backend: name of one of the group's backends or other candidates, such as 'mpi:p2p',
+            'stripe(gloo,mpi)' or 'mpi|bf16', or 'auto'; None: the group's choice. May also lead the
+            positional arguments.
         codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
             group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
             table. None: the pass's own (docs/compression.md).
@@ -1107,8 +1122,9 @@ def reduce_scatter_single(output: ArrayLike, input: ArrayLike, op: ReduceOp | Re
             NaN, except on nccl.
         group: group to work in; None: the default group.
         async_op: True: return a Work at once. All ranks give the same value.
-        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
-            the positional arguments.
+        backend: name of one of the group's backends or other candidates, such as 'mpi:p2p',
+            'stripe(gloo,mpi)' or 'mpi|bf16', or 'auto'; None: the group's choice. May also lead the
+            positional arguments.
         codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
             group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
             table. None: the pass's own (docs/compression.md).
@@ -1153,8 +1169,9 @@ def all_to_all_single(output: ArrayLike, input: ArrayLike, output_split_sizes: S
         input_split_sizes: rows of the input's first dimension for each rank; None: equal parts.
         group: group to work in; None: the default group.
         async_op: True: return a Work at once. All ranks give the same value.
-        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
-            the positional arguments.
+        backend: name of one of the group's backends or other candidates, such as 'mpi:p2p',
+            'stripe(gloo,mpi)' or 'mpi|bf16', or 'auto'; None: the group's choice. May also lead the
+            positional arguments.
         codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
             group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
             table. None: the pass's own (docs/compression.md).
@@ -1203,8 +1220,9 @@ def gatherv(output: ArrayLike | None, input: ArrayLike, root: int, rcounts: Sequ
         async_op: True: return a Work at once. All ranks give the same value.
         size_hint: size in bytes, equal on all ranks, by which 'auto' chooses where the counts differ
             between ranks.
-        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
-            the positional arguments.
+        backend: name of one of the group's backends or other candidates, such as 'mpi:p2p',
+            'stripe(gloo,mpi)' or 'mpi|bf16', or 'auto'; None: the group's choice. May also lead the
+            positional arguments.
         codec: None or 'none', as this operation has no compressed form.
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
@@ -1258,8 +1276,9 @@ def scatterv(output: ArrayLike, input: ArrayLike | None, root: int, scounts: Seq
         async_op: True: return a Work at once. All ranks give the same value.
         size_hint: size in bytes, equal on all ranks, by which 'auto' chooses where the counts differ
             between ranks.
-        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
-            the positional arguments.
+        backend: name of one of the group's backends or other candidates, such as 'mpi:p2p',
+            'stripe(gloo,mpi)' or 'mpi|bf16', or 'auto'; None: the group's choice. May also lead the
+            positional arguments.
         codec: None or 'none', as this operation has no compressed form.
         priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
             the lowest priority value first.
@@ -1312,8 +1331,9 @@ def all_gatherv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], dis
         async_op: True: return a Work at once. All ranks give the same value.
         size_hint: size in bytes, equal on all ranks, by which 'auto' chooses where the counts differ
             between ranks.
-        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
-            the positional arguments.
+        backend: name of one of the group's backends or other candidates, such as 'mpi:p2p',
+            'stripe(gloo,mpi)' or 'mpi|bf16', or 'auto'; None: the group's choice. May also lead the
+            positional arguments.
         codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
             group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
             table. None: the pass's own (docs/compression.md).
@@ -1362,8 +1382,9 @@ def all_to_allv(output: ArrayLike, input: ArrayLike, scounts: Sequence[int], rco
         async_op: True: return a Work at once. All ranks give the same value.
         size_hint: size in bytes, equal on all ranks, by which 'auto' chooses where the counts differ
             between ranks.
-        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
-            the positional arguments.
+        backend: name of one of the group's backends or other candidates, such as 'mpi:p2p',
+            'stripe(gloo,mpi)' or 'mpi|bf16', or 'auto'; None: the group's choice. May also lead the
+            positional arguments.
         codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
             group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
             table. None: the pass's own (docs/compression.md).
@@ -1412,8 +1433,9 @@ def reduce_scatterv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int],
         async_op: True: return a Work at once. All ranks give the same value.
         size_hint: size in bytes, equal on all ranks, by which 'auto' chooses where the counts differ
             between ranks.
-        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
-            the positional arguments.
+        backend: name of one of the group's backends or other candidates, such as 'mpi:p2p',
+            'stripe(gloo,mpi)' or 'mpi|bf16', or 'auto'; None: the group's choice. May also lead the
+            positional arguments.
         codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
             group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
             table. None: the pass's own (docs/compression.md).
@@ -1458,8 +1480,9 @@ def isend(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | Group
         group: group to work in; None: the default group.
         tag: number, 0 or more, that matches a send with its receive.
         group_dst: the same rank, given by its index in the group; give one of the two.
-        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
-            the positional arguments.
+        backend: name of one of the group's backends or other candidates, such as 'mpi:p2p',
+            'stripe(gloo,mpi)' or 'mpi|bf16', or 'auto'; None: the group's choice. May also lead the
+            positional arguments.
         codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
             group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
             table. None: the pass's own (docs/compression.md).
@@ -1496,8 +1519,9 @@ def irecv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group
         group: group to work in; None: the default group.
         tag: number, 0 or more, that matches a send with its receive.
         group_src: the same rank, given by its index in the group; give one of the two.
-        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
-            the positional arguments.
+        backend: name of one of the group's backends or other candidates, such as 'mpi:p2p',
+            'stripe(gloo,mpi)' or 'mpi|bf16', or 'auto'; None: the group's choice. May also lead the
+            positional arguments.
         codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the
             group needs the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning
             table. None: the pass's own (docs/compression.md).

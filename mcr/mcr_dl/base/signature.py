@@ -32,8 +32,8 @@ _PARAMETERS = {
     "sdispls": "offset of each rank's block in the input, in elements; None: the blocks are packed",
     "rdispls": "offset of each rank's block in the output, in elements; None: the blocks are packed",
     "timeout": "datetime.timedelta, or seconds, after which the call fails; None: the group's",
-    "backend": "name of one of the group's backends, or 'auto'; None: the group's choice. May also lead the "
-    "positional arguments",
+    "backend": "name of one of the group's backends or other candidates, such as 'mpi:p2p', 'stripe(gloo,mpi)' or "
+    "'mpi|bf16', or 'auto'; None: the group's choice. May also lead the positional arguments",
     "size_hint": "size in bytes, equal on all ranks, by which 'auto' chooses where the counts differ between ranks",
     "codec": "codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'; the group needs "
     "the pass 'compress'. 'none': no compression. 'auto': the codec of the tuning table. None: the pass's own "

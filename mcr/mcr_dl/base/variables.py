@@ -139,7 +139,7 @@ VARIABLES = (
     ),
     Variable(
         "MCR_DL_SCHEDULE",
-        "`syndicate`: plan the calls of the program's iterations; equal on all ranks",
+        "`syndicate`: plan the calls of the program's iterations; default `none`; equal on all ranks",
         "syndicate.md",
     ),
     Variable("MCR_DL_PASSES", "the passes of every group if `init_process_group` gets none: `log,fuse`", "passes.md"),

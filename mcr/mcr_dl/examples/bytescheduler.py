@@ -197,7 +197,8 @@ def _show(console: Console, rows: Sequence[dict[str, Any]], ranks: int, options:
 
 def _parser() -> Parser:
     result = program.parser("mcr_dl.examples.bytescheduler", __doc__.split("\n", maxsplit=1)[0], steps=40)
-    result.add_argument("--models", nargs="+", choices=list(models.MODELS), default=list(models.COMPUTED))
+    text = f"whose steps are timed (default: {' '.join(models.COMPUTED)})"
+    result.add_argument("--models", nargs="+", choices=list(models.MODELS), default=list(models.COMPUTED), help=text)
     result.add_argument("--search", action="store_true", help="also ByteScheduler with a Bayesian search (500 steps)")
     names = checked(backend_names)
     result.add_argument(

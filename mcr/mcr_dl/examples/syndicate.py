@@ -230,7 +230,7 @@ def _folder(text: str) -> Path:
 def parse(argv: Sequence[str] | None = None) -> Options:
     """Read the command line; exits with an error text if something in it is wrong."""
     parser = program.parser("mcr_dl.examples.syndicate", __doc__.split("\n", maxsplit=1)[0], steps=150)
-    parser.add_argument("--model", choices=list(MODELS), default="dlrm")
+    parser.add_argument("--model", choices=list(MODELS), default="dlrm", help="whose steps run (default: dlrm)")
     batch = arguments.checked(arguments.count(1))
     parser.add_argument("--batch", type=batch, default=0, help="samples or windows of each rank in a step")
     parser.add_argument("--budget", type=float, default=2.0, metavar="SECONDS", help="for the search (default: 2)")
