@@ -117,7 +117,7 @@ class Library:
         """Prepare the start of the library. Called before each communicator is made; ``store`` has all ranks."""
 
     def started(self) -> None:
-        """Called after each communicator has been made."""
+        """Called after each communicator has been made, or not: the library may run even if that has failed."""
 
     def running(self) -> str:
         """Identify the processes with which the library runs in this one, where it can start only once in a process.

@@ -190,7 +190,10 @@ class Mpi(Library):
         self._world = _World(job, rank, size)
 
     def started(self) -> None:
-        """Hide the responder from child programs."""
+        """Note that MPI runs, if it does, and hide the responder from child programs."""
+        library = _chosen.get(self.family)
+        if library is None or not _is_initialized(library):
+            return
         self._runs = True
         if self._responder is not None:
             self._responder.hide()
@@ -321,6 +324,13 @@ def _check(library: MpiLibrary, launcher: _Launcher, family: Family | None) -> M
         f"this program was started by {launcher.name}, which cannot start the MPI library that it uses: {mine} at "
         f"{library.path} ({library.how}); {fix}"
     )
+
+
+def _is_initialized(library: MpiLibrary) -> bool:
+    """Whether the loaded library has been initialized."""
+    flag = ctypes.c_int(0)
+    ctypes.CDLL(library.path).MPI_Initialized(ctypes.byref(flag))
+    return bool(flag.value)
 
 
 def _starts_alone(library: MpiLibrary) -> bool:

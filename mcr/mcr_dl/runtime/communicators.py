@@ -179,15 +179,17 @@ def _connect_library(attempt: Attempt, name: str, mpi_comm: int | None, patience
             if argument is not None:
                 current.of(group.name()).stores.append(store)
         connecting = partial(group._connect, name, path, argument, attempt.store(f"connect/{name}"))
-        if library.together and patience is not None:
-            _connect_patiently(group, name, connecting, patience)
-        else:
-            with _kept(argument):
-                if meets:
-                    attempt.meet(f"meet/{name}")
-                connecting()
-        if adopted is None:
-            library.started()
+        try:
+            if library.together and patience is not None:
+                _connect_patiently(group, name, connecting, patience)
+            else:
+                with _kept(argument):
+                    if meets:
+                        attempt.meet(f"meet/{name}")
+                    connecting()
+        finally:
+            if adopted is None:
+                library.started()
     except torch_dist.DistStoreError as error:
         message = f"group {group.name()!r}: connecting {name} timed out: {error}"
         raise CollectiveTimeoutError(message) from error

@@ -38,7 +38,10 @@ def _store_over_mpi(launch: launcher.Launch, timeout: timedelta) -> torch_dist.S
         message = f"MASTER_ADDR and MASTER_PORT are not set, and MPI cannot agree on them: {error}"
         raise BackendUnavailableError(message) from error
     group = _C.Group("bootstrap", list(range(launch.size)), launch.rank, timeout)
-    group._connect(name, path, None)
+    try:
+        group._connect(name, path, None)
+    finally:
+        registry.describe(name).started()
     address = torch.zeros(256, dtype=torch.uint8, device="cpu")
     store = None
     if launch.rank == 0:

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ends of jobs under MPI's launchers, which end all ranks if one ends without MPI_Finalize."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import jobs
+from harness import launchers
+
+LIMIT = 90.0
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def run(launcher: str, size: int, how: str, folder: Path) -> tuple[int, str]:
+    """The launcher's exit code, and the output of all ranks of ``apart.py``."""
+    command, variables = launchers.mpiexec(launcher, size)
+    program = [sys.executable, str(jobs.PROGRAMS / "apart.py"), how]
+    return launchers.finish([*command, *program], folder, launchers.environment(**variables), LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("how", "launcher", "size"),
+    [
+        ("gloo", "mpiexec-mpich", 2),
+        ("gloo", "mpiexec-openmpi", 2),
+    ],
+)
+def test_all_ranks_end_well(how: str, launcher: str, size: int, tmp_path: Path) -> None:
+    """None of them ends another one, which works for longer."""
+    code, text = run(launcher, size, how, tmp_path)
+    assert code == 0, text
+    for rank in range(size):
+        assert text.count(f"rank {rank} ends") == 1, text
