@@ -66,6 +66,7 @@ IN_TURNS = {
     "test_gpu_check",
     "test_growing",
     "test_hierarchy",
+    "test_launched_ends",
     "test_launchers",
     "test_nccl",
     "test_openmpi_start",

@@ -371,7 +371,9 @@ def _at_exit() -> int:
         exit_steps.bounded(core_groups.forget)
     _C.leave()  # the system cleans up the rest
     if together:
-        exit_steps.bounded(_C.shutdown)
+        # The launcher's MPI may have ranks of other jobs, which end later. A thread in a library may never leave it.
+        stuck = any(not each["waits"] for each in _C.activities())
+        exit_steps.bounded(_C.shutdown, patient=patient and not stuck)
     watch.close()
     return _EXIT_DESYNC if desync else 0
 

@@ -137,7 +137,7 @@ class Library:
         return False
 
     def ends_with(self, backends: Sequence[str], size: int) -> bool:
-        """Whether the library can end together with the ranks of the latest life, as all of its own are among them.
+        """Whether the library can end with the ranks of the latest life: all of its own are among them, or are awaited.
 
         ``backends``, ``size``: those of that life. Equal on all of its ranks.
         """

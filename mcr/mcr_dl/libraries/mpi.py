@@ -180,6 +180,8 @@ class Mpi(Library):
         if self._world is not None:
             self._world.require(rank, size)
             return
+        if self._runs:  # by a launcher, whose variables may be gone since, so that child programs can use MPI
+            return
         library, store = find(self.family), PrefixStore(f"{self.name}/start", store)
         if _is_served(library):
             return
@@ -205,11 +207,12 @@ class Mpi(Library):
         return self._world.job if self._runs else f"{self._world.job}, not started"
 
     def ends_with(self, backends: Sequence[str], size: int) -> bool:
-        """MPI_Finalize waits for all ranks of MPI, which starts once in a process."""
-        if not self._runs:
+        """MPI_Finalize waits for all ranks of MPI, which starts once in a process.
+
+        Under a launcher it may wait for any time: if one of them fails, the launcher ends all.
+        """
+        if not self._runs or self._world is None:
             return True
-        if self._world is None:
-            return size == launchers.detect().size
         return size == self._world.size and self.name in backends
 
     def ends_all(self) -> bool:

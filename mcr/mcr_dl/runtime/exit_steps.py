@@ -43,14 +43,17 @@ def prepare() -> None:
         _thread.start()
 
 
-def bounded(step: Callable[[], None]) -> None:
-    """Run a step; stop waiting for it after some seconds. Without ``prepare`` it runs here, without a limit."""
+def bounded(step: Callable[[], None], *, patient: bool = False) -> None:
+    """Run a step; stop waiting for it after some seconds, unless ``patient``: Ctrl-C still ends that wait.
+
+    Without ``prepare`` it runs here, without a limit.
+    """
     if _thread is None or not _thread.is_alive():
         step()
         return
     done = threading.Event()
     _steps.put((step, done))
-    done.wait(_LIMIT_SECONDS)
+    done.wait(None if patient else _LIMIT_SECONDS)
 
 
 def at_end(steps: Callable[[], int]) -> None:
