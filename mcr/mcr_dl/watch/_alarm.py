@@ -355,16 +355,21 @@ class Exchange:
             return bool(self._mine.compare_set("together", "", "1" if together else "0") == b"1")
 
         try:
-            self.ask(lambda: self._leaving(well))
-            while not self.ask(lambda: complete() or self._mine.check(["failed"]), INQUIRY, anyhow=True):
+            self._part(lambda: self._leaving(well))
+            while not self._part(lambda: complete() or self._mine.check(["failed"])):
                 left = end - time.monotonic()
                 if left <= 0:
                     break
                 time.sleep(min(left, pause))
                 pause = min(2 * pause, _LONGEST_PAUSE)
-            return self.ask(decided, INQUIRY, anyhow=True)
+            return self._part(decided)
         except STORE_ERRORS:
+            self.fail()  # the others may have counted this rank
             return False
+
+    def _part(self, action: Callable[[], T]) -> T:
+        """Run an action at the end of the process, for which a slow store gets more time."""
+        return self.ask(action, PARTING, anyhow=True)
 
     def _leaving(self, well: bool) -> None:
         if not well:
