@@ -30,6 +30,8 @@ def run(launcher: str, size: int, how: str, folder: Path) -> tuple[int, str]:
         ("gloo", "mpiexec-openmpi", 2),
         ("alone", "mpiexec-openmpi", 2),
         ("children", "mpiexec-mpich", 2),
+        ("pair", "mpiexec-mpich", 3),
+        ("mistake", "mpiexec-openmpi", 2),
     ],
 )
 def test_all_ranks_end_well(how: str, launcher: str, size: int, tmp_path: Path) -> None:

@@ -28,9 +28,9 @@ class Ranks:
         for exchange in self.exchanges:
             exchange._asker.start()
 
-    def leave(self, rank: int, *, well: bool = True, limit: float = LIMIT) -> Future[bool]:
+    def leave(self, rank: int, *, well: bool = True, limit: float | None = LIMIT, begun: bool = True) -> Future[bool]:
         """Begin a rank's end."""
-        return self._threads.submit(self.exchanges[rank].leave_together, well, limit)
+        return self._threads.submit(self.exchanges[rank].leave_together, well, limit, begun=begun)
 
     def await_state(self, condition: Callable[[], bool]) -> None:
         """Wait for a state of the store."""
@@ -48,7 +48,8 @@ class Ranks:
         self.await_state(lambda: self.has("leaving") and int(self.store.get("watch/leaving")) == ranks)
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads, also after a failed test."""
+        self.store.set("watch/failed", "")
         for exchange in self.exchanges:
             exchange.end()
         self._threads.shutdown()
@@ -90,3 +91,38 @@ def test_a_store_that_is_too_slow(ranks: Ranks, slow: threading.Event, monkeypat
     slow.set()
     ranks.await_state(lambda: ranks.has("failed"))
     assert other.result(LIMIT) is False
+
+
+@pytest.mark.parametrize("limit", [LIMIT, None])
+def test_all_end_well(ranks: Ranks, limit: float | None) -> None:
+    """With and without a limit."""
+    assert [end.result(LIMIT) for end in [ranks.leave(rank, limit=limit) for rank in range(2)]] == [True, True]
+
+
+@pytest.mark.parametrize("kind", ["error", "limit"])
+def test_a_rank_does_not_end_well(ranks: Ranks, kind: str) -> None:
+    """Ranks that wait without a limit do not wait for one that has failed, or has gone without them."""
+    patient = ranks.leave(1, limit=None)
+    if kind == "limit":
+        ranks.exchanges[0].size = 3  # another rank is missing
+        ranks.exchanges[1].size = 3
+    assert ranks.leave(0, well=kind != "error", limit=0).result(LIMIT) is False
+    assert patient.result(LIMIT) is False
+
+
+@pytest.mark.parametrize("how", ["not begun", "moved on before", "moved on", "slow"])
+def test_a_rank_that_cannot_be_counted(ranks: Ranks, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The libraries wait for it; a rank with a limit leaves at its end."""
+    if how == "moved on before":
+        ranks.exchanges[1].move_on()
+        ranks.await_state(lambda: ranks.has("elsewhere"))
+    patient = ranks.leave(0, limit=None, begun=how != "not begun")
+    if how == "moved on":
+        ranks.await_counted(1)
+        ranks.exchanges[1].move_on()
+    if how == "slow":
+        ranks.await_counted(1)
+        monkeypatch.setattr(_alarm, "PARTING", 0.0)
+    assert patient.result(LIMIT) is True
+    monkeypatch.undo()
+    assert ranks.leave(1, well=False, limit=LIMIT).result(LIMIT) is False

@@ -5,7 +5,8 @@ One rank, 0 unless HOW needs another one, ends seconds after the others. These w
 unless they must wait longer. HOW: ``mpi``, or ``gloo``, where MPI only tells the ranks where they meet.
 
 ``alone``: rank 0 makes a job of its own later, and rank 1 is late. ``pair``: ranks 0 and 1 do so together, and rank 2
-is late. ``children``: the launcher's variables are removed, so that child programs can use MPI.
+is late. ``children``: the launcher's variables are removed, so that child programs can use MPI. ``mistake``: the next
+start fails, as rank 1 gives a wrong argument.
 """
 
 from __future__ import annotations
@@ -38,6 +39,15 @@ def meet_again(rank: int, size: int, store: torch_dist.Store) -> None:
     dist.destroy_process_group()
 
 
+def start_wrongly(rank: int) -> None:
+    """Fail to make a job."""
+    try:
+        dist.init_process_group("nonsense" if rank == 1 else "gloo")
+    except dist.InvalidArgumentError:
+        return
+    raise AssertionError("a start with a wrong argument has ended well")
+
+
 def main(how: str = "mpi") -> None:
     """One rank."""
     late = {"alone": 1, "pair": 2}.get(how, 0)
@@ -52,6 +62,8 @@ def main(how: str = "mpi") -> None:
     if how == "pair" and rank != late:
         exit_steps._LIMIT_SECONDS = 0.5
         meet_again(rank, 2, torch_dist.FileStore(str(Path("store").resolve()), 2))
+    if how == "mistake":
+        start_wrongly(rank)
     if rank == late:
         time.sleep(3)
     print(f"rank {rank} ends", flush=True)

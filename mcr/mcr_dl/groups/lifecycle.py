@@ -130,7 +130,7 @@ def _begin(
         if mistake is None:
             rank, size = current.launch.rank, current.launch.size
             current.detail = os.environ.get("MCR_DL_DEBUG", "").lower() == "detail"
-            watch.start(current.store, rank, size, state.living, detail=current.detail)
+            watch.start(current.store, rank, size, state.living, detail=current.detail, awaited=_ends_all())
         _agree(current, tuning_table, mistake, memory)
         watch.watch_processes(current.knowledge.nodes)
         current.staging = devices.agree(current)
@@ -344,6 +344,11 @@ def _drained() -> bool:
 # ---- the end of the process
 
 
+def _ends_all() -> bool:
+    """Whether the end of this process would end those of the other ranks, unless all have come to theirs."""
+    return any(library.ends_all() for library in registry.DESCRIBED)
+
+
 def _at_exit() -> int:
     if watch.forked():
         _C.leave()
@@ -363,7 +368,7 @@ def _at_exit() -> int:
     # Libraries end collectively. After an uncaught exception, or without a rank, the others may never get there: then
     # this process exits at once, so that the launcher ends the others.
     whole = all(library.ends_with(*state.last()) for library in registry.DESCRIBED)
-    patient = any(library.ends_all() for library in registry.DESCRIBED)
+    patient = _ends_all()
     together = watch.leave_together(error is None and not desync and whole, patient=patient)
     for library in registry.DESCRIBED:
         library.leave()

@@ -9,6 +9,7 @@ reports of its members and makes the diagnosis, which the others read: so all ra
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import threading
 import time
@@ -48,6 +49,7 @@ MEMBER, ENDED, ADDRESS = "member", "ended", "address"
 ENDINGS = "endings"  # a counter: how many processes have left their last report
 REPORTED = ("timeout", "error")  # the kinds of alarms that get reports; the others are news
 _SLOW = "it does not answer"
+_ELSEWHERE = "elsewhere"  # there is a later life, of some of the ranks at least
 _LARGEST = 64 * documents.MIB  # bytes of a value that is read
 T = TypeVar("T")
 
@@ -339,24 +341,38 @@ class Exchange:
         found = self.proceed(lambda: self._mine.get(key) if self._mine.check([key]) else None, deadline)
         return None if found is None else str(decode(found))
 
-    def leave_together(self, well: bool, limit: float) -> bool:
+    def leave_together(self, well: bool, limit: float | None, *, begun: bool) -> bool:
         """At the end of the process: whether all ranks get there without an error. False as soon as one does not.
 
         All ranks get the same answer, because the first rank that decides stores it for all: a rank that comes later
         must not wait for one that has gone.
+
+        ``limit``: None if the libraries themselves wait for all ranks, and all end if one fails. Then ranks that are
+        not counted at this store are left to the libraries: where this life has not ``begun`` on all ranks, or another
+        one has begun on some, and if the store does not answer.
         """
-        end, pause = time.monotonic() + limit, self.pause
+        end, pause = math.inf if limit is None else time.monotonic() + limit, self.pause
 
         def complete() -> bool:
             return bool(self._mine.add("leaving", 0) == self.size)
 
+        def over() -> bool:
+            return complete() or bool(self._mine.check(["failed"]))
+
+        def apart() -> bool:
+            return limit is None and (not begun or bool(self._mine.check([_ELSEWHERE])))
+
         def decided() -> bool:
             together = complete() and not self._mine.check(["failed"])
+            if not together:
+                self._mine.set("failed", "")  # ranks that wait longer must not wait for this one
             return bool(self._mine.compare_set("together", "", "1" if together else "0") == b"1")
 
         try:
             self._part(lambda: self._leaving(well))
-            while not self._part(lambda: complete() or self._mine.check(["failed"])):
+            while not self._part(over):
+                if self._part(apart):
+                    return True
                 left = end - time.monotonic()
                 if left <= 0:
                     break
@@ -364,12 +380,24 @@ class Exchange:
                 pause = min(2 * pause, _LONGEST_PAUSE)
             return self._part(decided)
         except STORE_ERRORS:
+            if well and limit is None:
+                return True
             self.fail()  # the others may have counted this rank
             return False
 
     def _part(self, action: Callable[[], T]) -> T:
         """Run an action at the end of the process, for which a slow store gets more time."""
         return self.ask(action, PARTING, anyhow=True)
+
+    def move_on(self) -> None:
+        """Another life begins in this process, whose end will be counted at the store of that one."""
+
+        def tell() -> None:
+            with contextlib.suppress(*STORE_ERRORS):
+                self._mine.set(_ELSEWHERE, "")
+
+        if self.slow:
+            self._requests.put(tell)
 
     def _leaving(self, well: bool) -> None:
         if not well:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import sys
 import threading
@@ -75,6 +74,7 @@ class Watch:
         self.losses = Losses(self._exchange)
         self.inquiries = Inquiries(self._exchange, self.losses)
         self._well = True  # communication has ended as intended
+        self.begun = False  # this life has begun on all ranks
         # Ranks are or were missing: steps at the end that would wait for them are skipped.
         self.broken = threading.Event()
         if former is not None:
@@ -123,9 +123,10 @@ class Watch:
         if self._sampler.is_alive():
             self._sampler.join(ANSWERS + 1.0)
 
-    def leave_together(self, well: bool, limit: float) -> bool:
+    def leave_together(self, well: bool, limit: float | None) -> bool:
         """At the end of the process: whether the libraries can be ended, which needs all ranks."""
-        return self._exchange.leave_together(well and not self.broken.is_set() and not self.losses.any, limit)
+        well = well and not self.broken.is_set() and not self.losses.any
+        return self._exchange.leave_together(well, limit, begun=self.begun)
 
     def end(self) -> None:
         """Another life of the runtime has begun and ended: this one gets no more requests."""
@@ -361,14 +362,26 @@ def compare_last() -> str:
 
 
 def start(
-    store: torch_dist.Store, rank: int, size: int, living: _Living, *, detail: bool, former: Former | None = None
+    store: torch_dist.Store,
+    rank: int,
+    size: int,
+    living: _Living,
+    *,
+    detail: bool,
+    former: Former | None = None,
+    awaited: bool = False,
 ) -> None:
-    """Begin to watch, if there are other ranks. ``former``: this process takes the place of a lost rank."""
+    """Begin to watch, if there are other ranks. ``former``: this process takes the place of a lost rank.
+
+    ``awaited``: ranks of an earlier life may wait there for the end of this process.
+    """
     global _current
     _C.clear_stop()
     _C.set_detail(detail)
     _fork.prepare(rank, living)
     if size > 1:
+        if awaited and _last is not None:
+            _last._exchange.move_on()
         _current = Watch(store, rank, size, living, detail=detail, former=former)
         _current.start()
 
@@ -379,6 +392,7 @@ def watch_processes(nodes: list[int]) -> None:
     ``nodes``: each rank's host, by a number.
     """
     if _current is not None:
+        _current.begun = True
         _current.losses.begin(nodes)
 
 
@@ -437,9 +451,10 @@ def stop(reason: str = "it has ended communication", *, well: bool = True, by_co
 def leave_together(well: bool, *, patient: bool = False) -> bool:
     """Whether all ranks are at the end of their processes, and have got there without an error.
 
-    ``patient``: the others may come at any time later, as this process's end would be theirs.
+    ``patient``: the others may come at any time later, as this process's end would be theirs. True then only says that
+    no rank is known to have failed: the libraries wait for those that this process cannot wait for.
     """
-    return well if _last is None else _last.leave_together(well, math.inf if patient else _FAREWELL)
+    return well if _last is None else _last.leave_together(well, None if patient else _FAREWELL)
 
 
 def close() -> None:
