@@ -40,3 +40,11 @@ def test_all_ranks_end_well(how: str, launcher: str, size: int, tmp_path: Path) 
     assert code == 0, text
     for rank in range(size):
         assert text.count(f"rank {rank} ends") == 1, text
+
+
+@pytest.mark.parametrize("launcher", ["mpiexec-mpich", "mpiexec-openmpi"])
+def test_a_rank_ends_while_the_others_communicate(launcher: str, tmp_path: Path) -> None:
+    """It waits for them for a moment only, as they may wait for it: its end is that of the job."""
+    code, text = run(launcher, 2, "exit", tmp_path)
+    assert code != 0, text
+    assert "rank 0 ends" not in text, text

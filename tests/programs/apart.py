@@ -6,7 +6,7 @@ unless they must wait longer. HOW: ``mpi``, or ``gloo``, where MPI only tells th
 
 ``alone``: rank 0 makes a job of its own later, and rank 1 is late. ``pair``: ranks 0 and 1 do so together, and rank 2
 is late. ``children``: the launcher's variables are removed, so that child programs can use MPI. ``mistake``: the next
-start fails, as rank 1 gives a wrong argument.
+start fails, as rank 1 gives a wrong argument. ``exit``: rank 1 ends with code 7, and rank 0 calls a collective.
 """
 
 from __future__ import annotations
@@ -54,6 +54,10 @@ def main(how: str = "mpi") -> None:
     dist.init_process_group("gloo" if how == "gloo" else "mpi")
     rank = dist.get_rank()
     dist.all_reduce(torch.ones(3))
+    if how == "exit":
+        if rank == 1:
+            sys.exit(7)
+        dist.all_reduce(torch.ones(3))
     if how == "children":
         without_variables()
     dist.destroy_process_group()

@@ -368,7 +368,8 @@ def _at_exit() -> int:
     # Libraries end collectively. After an uncaught exception, or without a rank, the others may never get there: then
     # this process exits at once, so that the launcher ends the others.
     whole = all(library.ends_with(*state.last()) for library in registry.DESCRIBED)
-    patient = _ends_all()
+    # After destroy_process_group() no call of another rank waits for this one. Before, the launcher is to end it.
+    patient = not state.is_initialized() and _ends_all()
     together = watch.leave_together(error is None and not desync and whole, patient=patient)
     for library in registry.DESCRIBED:
         library.leave()
