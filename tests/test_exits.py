@@ -60,3 +60,11 @@ def test_the_exit_code_of_a_failure(nursery: Nursery, fault: str, limit: int, er
     jobs.end(nursery, ranks)
     assert [rank.code for rank in ranks] == [jobs.REPORTED, 1], [rank.text for rank in ranks]
     assert re.search(rf"REPORTED {error}", ranks[0].text), ranks[0].text
+
+
+def test_an_error_at_the_end_that_cannot_be_printed(nursery: Nursery) -> None:
+    """The exit code tells it, and the rest of the end runs: a trace that cannot be written is not told either."""
+    variables = {"MCR_DL_DEBUG": "detail", "MCR_DL_TRACE": "/dev/null/folder"}
+    ranks = jobs.start(nursery, "unheard", ["shm"], 2, **variables)
+    jobs.end(nursery, ranks)
+    jobs.expect(ranks, jobs.ENDED)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -328,8 +329,10 @@ def end() -> None:
 
 def abandon() -> None:
     """As ``end``, without waiting for anything: operations that are still running fail."""
-    saving.finish(together=False)
-    core_groups.abandon()
+    try:
+        saving.finish(together=False)
+    finally:
+        core_groups.abandon()
 
 
 def _drained() -> bool:
@@ -358,7 +361,8 @@ def _at_exit() -> int:
         state.run_endings()
     desync = watch.compare_last() if error is None else ""
     if desync:
-        print(f"mcr_dl: DesyncError: {desync}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError, ValueError):  # closed, or a pipe that no process reads
+            print(f"mcr_dl: DesyncError: {desync}", file=sys.stderr, flush=True)
         _C.fail_at_exit(_EXIT_DESYNC)
     trials.stop()
     reason = "it has ended" if error is None else f"it has raised {type(error).__name__}: {error}"

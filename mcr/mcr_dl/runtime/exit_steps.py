@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import multiprocessing
 import multiprocessing.util
 import os
@@ -30,7 +31,8 @@ def _serve() -> None:
         try:
             step()
         except Exception:
-            traceback.print_exc()  # as for any failure that can no longer be caught
+            with contextlib.suppress(OSError, ValueError):  # closed, or a pipe that no process reads
+                traceback.print_exc()  # as for any failure that can no longer be caught
         done.set()
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from datetime import timedelta
@@ -96,4 +97,5 @@ def finish(*, together: bool) -> None:
         except (McrError, torch_dist.DistError):  # a rank did not come
             save(target, align=False)
     except Exception as error:
-        print(f"mcr_dl: no trace in {target}: {type(error).__name__}: {error}", file=sys.stderr)
+        with contextlib.suppress(OSError, ValueError):  # closed, or a pipe that no process reads
+            print(f"mcr_dl: no trace in {target}: {type(error).__name__}: {error}", file=sys.stderr)
