@@ -65,6 +65,12 @@ def test_a_pass_that_one_rank_cannot_make(pools: Pools) -> None:
     assert answers == [*[("InvalidArgumentError", "rank 2: no room")] * 2, ("MemoryError", "no room")]
 
 
+@sizes
+def test_a_rank_that_fails_before_the_others_connect(pools: Pools, size: int) -> None:
+    """It has made fewer attempts than the others, which have given one up, and goes on with their next one."""
+    pools.get("processes", size).run(changes.not_begun, "gloo")
+
+
 def test_a_rank_outside_the_group(pools: Pools) -> None:
     pools.get("processes", 2).run(changes.outside)
 

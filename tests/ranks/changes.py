@@ -150,6 +150,28 @@ def not_made(backend: str) -> tuple[str, str]:
     return told
 
 
+class _FailsBefore(_Fails):
+    """As before; the other ranks wait for it to connect a shadow."""
+
+    def make(self, group: _C.Group, shadow: Any) -> _C.Pass:
+        made = super().make(group, shadow)
+        shadow("fuse")
+        return made
+
+
+def not_begun(backend: str) -> None:
+    """One rank fails before it begins to connect a shadow: the next change connects it."""
+    session.start()
+    group = mcr_dl.new_group(timeout=timedelta(seconds=2))
+    kind = MemoryError if _last() else CollectiveTimeoutError
+    expect(kind, lambda: mcr_dl.set_passes([_FailsBefore()], group))
+    mcr_dl.set_passes(["fuse"], group)
+    tensor, work = _made(backend, 4, group)
+    work.wait()
+    assert tensor.tolist() == [float(mcr_dl.get_world_size())] * 4
+    mcr_dl.destroy_process_group(group)
+
+
 def outside() -> None:
     """A rank outside a group sees no passes of it, and is warned that a change does nothing."""
     session.start()

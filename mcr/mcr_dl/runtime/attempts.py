@@ -39,14 +39,22 @@ class Attempt:
     """
 
     def __init__(self, group: _C.Group, outer: Attempt | None = None) -> None:
-        """Make one before anything can fail on this member alone: all of them count the attempts for the group's name.
+        """Make one: all members count the attempts for the group's name.
+
+        A member that has made fewer of them, as an error kept it from one, goes on as ``next_name`` does.
 
         ``outer``: the one of a larger group that this is a part of, whose number it has.
         """
-        current = state.current()
         self.group, self._outer = group, outer
-        self._turn: int = current.count("connect", group.name()) if outer is None else outer._turn
-        self._store = torch_dist.PrefixStore(self.name("attempt"), current.store)
+        self._turn = self._next_turn() if outer is None else outer._turn
+        self._store = torch_dist.PrefixStore(self.name("attempt"), state.current().store)
+
+    def _next_turn(self) -> int:
+        group = self.group
+        count = partial(state.current().count, "connect", group.name())
+        if group.size() == 1:
+            return count()
+        return _next_number(count, lambda turn: _name(_MAKE, group.name(), group.ranks[0], turn))
 
     def name(self, what: str) -> str:
         """The name of a part of the job's store that only this attempt uses."""
@@ -152,15 +160,21 @@ def next_name(key: str, name: Callable[[int], str], first: int) -> str:
 
     A rank that has made fewer of them, as an error kept it from one, goes on from those that the others have given up.
     """
+    count = partial(state.current().count_at_store, key)
+    return name(_next_number(count, lambda number: _name(_MAKE, name(number), first, turn=0)))
 
-    def making(number: int) -> Round:  # where this rank only looks
-        return _round(_name(_MAKE, name(number), first, turn=0), rank=0, size=1)
+
+def _next_number(count: Callable[[], int], making: Callable[[int], str]) -> int:
+    """This rank's next number that the others have not given up. ``making``: the name of a number's first agreement."""
+
+    def looked_at(number: int) -> Round:  # which this rank does not join
+        return _round(making(number), rank=0, size=1)
 
     while True:
-        number = state.current().count_at_store(key)
-        given_up = making(number).answered()  # without this rank, there is no other answer
-        if not given_up or not poll(making(number + 1).begun, _NEXT):
-            return name(number)
+        number = count()
+        given_up = looked_at(number).answered()  # without this rank, there is no other answer
+        if not given_up or not poll(looked_at(number + 1).begun, _NEXT):
+            return number
 
 
 def _name(what: str, group: str, first: int, turn: int) -> str:
