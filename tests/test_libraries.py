@@ -3,14 +3,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch.distributed as torch_dist
 
 from mcr_dl.base.errors import BackendUnavailableError
 from mcr_dl.libraries import registry
 from mcr_dl.libraries.c10d import TorchLibrary
 from mcr_dl.libraries.descriptor import MODULES, Library
+from mcr_dl.runtime.watched_store import WatchedStore
 
 BACKENDS = Path(__file__).resolve().parents[1] / "src" / "backends"
 
@@ -71,3 +77,22 @@ def test_what_auto_starts() -> None:
     assert registry.automatic("cpu")[:2] == ["shm", registry.first_for("cpu")]
     for name in registry.automatic():
         assert (BACKENDS / name).is_dir() or isinstance(registry.describe(name), TorchLibrary)
+
+
+@pytest.mark.parametrize(
+    ("action", "result"),
+    [
+        (lambda store: store.compare_set("key", "", "value"), b"value"),
+        (lambda store: [store.append("key", "va"), store.append("key", "lue"), store.get("key")][-1], b"value"),
+        (lambda store: [store.multi_set(["a", "b"], ["1", "2"]), store.multi_get(["b", "a"])][-1], [b"2", b"1"]),
+        (lambda store: [store.add("a", 3), store.set("b", ""), store.num_keys()][-1], 2),
+        (lambda store: [store.set("key", "value"), store.clone().get("key")][-1], b"value"),
+        (lambda store: [store.set("key", "value"), store.delete_key("key"), store.check(["key"])][1:], [True, False]),
+    ],
+    ids=["compare_set", "append", "multi_set", "num_keys", "clone", "delete_key"],
+)
+def test_a_store_for_a_library(action: Callable[[Any], Any], result: Any) -> None:
+    """A backend of another package calls any method, through C++."""
+    group: Any = SimpleNamespace(_label="a group", size=lambda: 1, timeout=timedelta(seconds=10))
+    watched = WatchedStore("library", torch_dist.HashStore(), group)
+    assert action(torch_dist.PrefixStore("mine/", watched)) == result

@@ -12,6 +12,7 @@ import torch.distributed as torch_dist
 
 from mcr_dl import _C
 from mcr_dl.base.errors import PeerLostError
+from mcr_dl.libraries.pmi import own_connection
 from mcr_dl.runtime.rounds import poll
 
 
@@ -25,7 +26,8 @@ def require_all_ranks(label: str, what: str = "") -> None:
 class WatchedStore(torch_dist.Store):
     """The part of a store below a name, for connecting the members of a group. Its timeout is the group's at first.
 
-    torch's and the core's C++ code call it too. Keep it alive as long as what was made with it.
+    torch's and the core's C++ code call it too. Keep it alive as long as what was made with it. It has no queues, as
+    torch lets no class of Python have them; torch composes the other methods of a store of those that are here.
     """
 
     def __init__(
@@ -73,6 +75,11 @@ class WatchedStore(torch_dist.Store):
         """Add to a number."""
         return int(self._store.add(key, value))
 
+    def compare_set(self, key: str, expected_value: Any, desired_value: Any) -> bytes:
+        """Set a value if the present one is the expected one (empty: there is none). Returns the one that is there."""
+        value: bytes = self._store.compare_set(key, expected_value, desired_value)
+        return value
+
     def deleteKey(self, key: str) -> bool:  # the name by which C++ calls it
         """Delete a value."""
         return bool(self._store.delete_key(key))
@@ -80,3 +87,11 @@ class WatchedStore(torch_dist.Store):
     def check(self, keys: list[str]) -> bool:
         """Whether all keys have values."""
         return bool(self._store.check(keys))
+
+    def getNumKeys(self) -> int:  # the name by which C++ calls it
+        """The number of keys, with those of others."""
+        return int(self._store.num_keys())
+
+    def clone(self) -> torch_dist.Store:
+        """The part of the store over a connection of its own, if possible; its waits end only with the timeout."""
+        return own_connection(self._store)
