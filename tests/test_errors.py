@@ -115,6 +115,10 @@ def test_a_stage_that_fails_on_one_rank(pools: Pools) -> None:
     pools.get("processes", 3).run(lifecycle.stage_that_fails_on_one_rank, limit=60.0)
 
 
+def test_a_shrink_that_fails_on_one_rank(pools: Pools) -> None:
+    pools.get("processes", 3).run(lifecycle.shrink_that_fails_on_one_rank, limit=60.0)
+
+
 def test_a_group_that_connects_too_late(pools: Pools) -> None:
     """The error is that of a timeout, whichever wait has ended so."""
     pools.get("processes", 2).run(lifecycle.group_that_connects_too_late, limit=60.0)

@@ -295,6 +295,21 @@ def stage_that_fails_on_one_rank() -> None:
     mcr_dl.destroy_process_group(group)
 
 
+def shrink_that_fails_on_one_rank() -> None:
+    """All ranks raise at once, whatever the error is, and the next one works."""
+    session.start()
+    last = mcr_dl.get_world_size() - 1
+    make = functools.partial(mcr_dl.shrink, backend="gloo")
+    fails = mock.patch.object(registry.describe("gloo"), "started", side_effect=KeyError("no such key"))
+    with fails if mcr_dl.get_rank() == last else contextlib.nullcontext():
+        expect(BackendUnavailableError, make, f"cannot be made: rank {last}: KeyError: 'no such key'")
+    group = make()
+    tensor = torch.ones(3)
+    mcr_dl.all_reduce(tensor, group=group)
+    assert tensor.tolist() == [last + 1.0] * 3
+    mcr_dl.destroy_process_group(group)
+
+
 def groups_with_other_backends() -> None:
     """All ranks raise, and the next group works."""
     session.start()

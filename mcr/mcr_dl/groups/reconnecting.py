@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from mcr_dl import _C, watch
-from mcr_dl.base.errors import CollectiveTimeoutError, McrError
+from mcr_dl.base.errors import CollectiveTimeoutError, McrError, text_of
 from mcr_dl.libraries import registry
 from mcr_dl.runtime import communicators, state
 from mcr_dl.runtime.rounds import poll
@@ -41,10 +41,10 @@ def problem(library: str, name: str, members: Sequence[int]) -> str:
     try:
         communicators.connect(group, [library], patience=communicators.PATIENCE)
         _exchange(group, library)
-    except McrError as error:
+    except Exception as error:  # whatever it is, the others wait for the answer
         watch.compare()
         _C.keep_forever(group)  # closing may wait for the lost rank
-        return str(error)
+        return text_of(error)
     watch.compare()  # which counts the call on all ranks
     group._close()
     return ""

@@ -53,8 +53,8 @@ class _Outcome(NamedTuple):
 
 
 def _raise(what: str, error: Exception) -> NoReturn:
-    """Raise the error if it is the package's own, else say that the store is gone."""
-    if isinstance(error, McrError):
+    """Say that the store is gone if the error is one of it, else raise the error."""
+    if isinstance(error, McrError) or not isinstance(error, agreement.STORE_ERRORS):
         raise error
     message = f"{what}: the job's store cannot be reached, so the ranks cannot agree: {error}"
     raise BackendError(message) from error
@@ -248,7 +248,7 @@ class Forming:
             for each in invited:
                 returning.answer(state.current(), each, name, self._told(), self.limit)
             return self.join(name, "", steps)
-        except (McrError, *agreement.STORE_ERRORS) as error:
+        except Exception as error:  # whatever it is, no process may stay half admitted
             state.current().backends = backends  # the nodes agree with the identities at the store
             for each in invited:
                 text = f"lost rank {each.rank}: the process that was to take its place does not: {error}"
@@ -343,7 +343,7 @@ class Forming:
         try:
             patience = communicators.PATIENCE if self.changed else None
             made = factory.make_group(name, self.members, self._names(), self.limit, patience=patience)
-        except (McrError, *agreement.STORE_ERRORS) as error:  # whatever it is, the others wait at the next step
+        except Exception as error:  # whatever it is, the others wait at the next step
             problem = text_of(error)
         told, used = "", False
         try:
