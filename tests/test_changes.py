@@ -71,6 +71,10 @@ def test_a_rank_that_fails_before_the_others_connect(pools: Pools, size: int) ->
     pools.get("processes", size).run(changes.not_begun, "gloo")
 
 
+def test_a_problem_when_the_others_do_not_come(pools: Pools) -> None:
+    pools.get("processes", 2).run(changes.own_problem)
+
+
 def test_a_rank_outside_the_group(pools: Pools) -> None:
     pools.get("processes", 2).run(changes.outside)
 

@@ -6,13 +6,18 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import pytest
-from torch.distributed import DistBackendError
+from torch.distributed import DistBackendError, HashStore
 
 import mcr_dl
 from harness import Pools
-from mcr_dl import _C
+from mcr_dl import _C, CollectiveTimeoutError, InvalidArgumentError
+from mcr_dl.groups import lifecycle as start
+from mcr_dl.runtime import startup
 from mcr_dl.testing.calls import OPS, SIGNATURES, Case, layouts
 from ranks import errors, lifecycle, mistakes, operations, session
 
@@ -155,6 +160,26 @@ def test_broadcast_size_on_mpi(pools: Pools, asynchronous: bool) -> None:
     texts = pools.get("processes", 2).run(lifecycle.broadcast_size, "mpi", asynchronous, limit=30.0)
     assert re.search("MPI_I?[Bb]cast", texts[1]), texts
     pools.get("processes", 2).kill()  # MPI does not guarantee that a communicator works after a failed collective
+
+
+@pytest.mark.parametrize(
+    ("mistake", "answer", "raised"),
+    [
+        (TypeError("mine"), CollectiveTimeoutError("late"), "mine"),
+        (TypeError("mine"), InvalidArgumentError("rank 0: mine"), "mine"),
+        (InvalidArgumentError("mine"), InvalidArgumentError("rank 0: mine"), "rank 0: mine"),
+        (None, CollectiveTimeoutError("late"), "late"),
+    ],
+)
+def test_a_mistake_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, mistake: Exception | None, answer: Exception, raised: str
+) -> None:
+    """The rank that has made it raises it, also if the others do not come."""
+    monkeypatch.setattr(startup, "agree", mock.Mock(side_effect=answer))
+    current: Any = SimpleNamespace(store=HashStore(), launch=SimpleNamespace(rank=0, size=2), backends=[])
+    with pytest.raises((TypeError, mcr_dl.McrError)) as caught:
+        start._agree(current, None, mistake, None)
+    assert str(caught.value) == raised
 
 
 def test_classes() -> None:

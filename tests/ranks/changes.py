@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,10 +15,11 @@ import pytest
 import torch
 
 import mcr_dl
-from mcr_dl import _C, CollectiveTimeoutError, InvalidArgumentError
+from mcr_dl import _C, CollectiveTimeoutError, InvalidArgumentError, PeerLostError
 from mcr_dl.passes import Compress, Fuse, Log, PassedCall
 from mcr_dl.passes import chain as chains
 from mcr_dl.runtime import changes as runtime_changes
+from mcr_dl.runtime import rounds
 from mcr_dl.testing.expect import expect
 from ranks import session
 from ranks.passes import Handler
@@ -169,6 +171,18 @@ def not_begun(backend: str) -> None:
     tensor, work = _made(backend, 4, group)
     work.wait()
     assert tensor.tolist() == [float(mcr_dl.get_world_size())] * 4
+    mcr_dl.destroy_process_group(group)
+
+
+def own_problem() -> None:
+    """A rank that has a problem raises it, also if the exchange with the others fails."""
+    session.start()
+    group = mcr_dl.new_group()
+    change = functools.partial(runtime_changes.agree, _C.group_of(group), "set_passes", None)
+    with patch.object(rounds.Round, "conclude", side_effect=PeerLostError("lost rank 7")):
+        expect(ValueError, lambda: change(problem=ValueError("of this rank")), "of this rank")
+        expect(PeerLostError, change, "lost rank 7")
+    mcr_dl.set_passes([], group)
     mcr_dl.destroy_process_group(group)
 
 

@@ -205,15 +205,18 @@ def _agree(
     """Make all ranks start the same backends on the same libraries, and choose by the same table.
 
     Otherwise their calls would not meet. All ranks raise the ``mistake`` of any rank, as an InvalidArgumentError, and
-    the rank itself the mistake.
+    the rank itself the mistake, also if the others do not come.
     """
     store, rank, size = torch_dist.PrefixStore("init", current.store), current.launch.rank, current.launch.size
     automatic = not current.backends
     try:
         problem = "" if mistake is None else text_of(mistake)
         agreed = startup.agree(store, rank, size, current.backends, problem, memory)
-    except InvalidArgumentError as error:
-        raise (error if mistake is None or isinstance(mistake, InvalidArgumentError) else mistake) from None
+    except Exception as error:
+        if mistake is None:
+            raise
+        both = isinstance(error, InvalidArgumentError) and isinstance(mistake, InvalidArgumentError)
+        raise (error if both else mistake) from None
     current.backends, current.asked = agreed.backends, agreed.asked
     status = _C.backend_status()
     libraries = {name: status[name] for name in current.backends}

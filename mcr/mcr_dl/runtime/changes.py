@@ -59,10 +59,10 @@ def agree(
     may differ. ``problem`` is the error that keeps this rank from giving a value. ``anywhere``: the ranks may have made
     different collectives. ``leave``: nothing stays at the store, for a change after which most groups make no other.
 
-    A rank with a problem raises it; the others raise an error that names the rank. Every rank raises
-    InvalidArgumentError, with one text, if the ranks do not make the same change, are not at the same point, or
-    ``decide`` raises it; CollectiveTimeoutError if a rank does not arrive within the group's timeout, and PeerLostError
-    if it has ended. Later changes are not affected.
+    A rank with a problem raises it, whether the others come or not; the others raise an error that names the rank.
+    Every rank raises InvalidArgumentError, with one text, if the ranks do not make the same change, are not at the same
+    point, or ``decide`` raises it; CollectiveTimeoutError if a rank does not arrive within the group's timeout, and
+    PeerLostError if it has ended. Later changes are not affected.
     """
     watch.refuse_fork()  # a child's answer would be its parent's next one
     made, operation = _C.newest_collective(group)
@@ -73,10 +73,15 @@ def agree(
         "problem": None if problem is None else [_class_of(problem), str(problem)],
     }
     decide = decide or (lambda _: None)
-    if group.size() > 1:
-        answer = _Exchange(group, what, decide).answer(mine, leave=leave)
-    else:
-        answer = _answer_of(group, decide, [mine])
+    answer: dict[str, Any] = {}
+    try:
+        if group.size() > 1:
+            answer = _Exchange(group, what, decide).answer(mine, leave=leave)
+        else:
+            answer = _answer_of(group, decide, [mine])
+    except Exception:
+        if problem is None:
+            raise
     if problem is not None:
         raise problem
     if "error" in answer:
