@@ -24,6 +24,7 @@ import mcr_dl
 from mcr_dl import _C, CollectiveTimeoutError, InvalidArgumentError, InvalidTypeError, NotInitializedError
 from mcr_dl.base import launcher
 from mcr_dl.groups import torch_groups
+from mcr_dl.passes import Log
 from mcr_dl.runtime import state
 from mcr_dl.testing.expect import expect
 from ranks import session
@@ -244,17 +245,19 @@ def made_again() -> None:
 
 
 def nothing_left() -> None:
-    """A group that was made and destroyed leaves neither counts nor the ranks' agreement on its form at the store."""
+    """A group that was made and destroyed leaves no counts, and at the store no agreement on its form and passes."""
     session.start()
     current = state.current()
     before = {*current.counts}, {*current.belongings}
-    for _ in range(2):
-        made = dist.new_group(backend="mcr", pg_options=mcr_dl.Options(backends=["mpi", "shm"]))
+    for passes in ([], [Log()]):
+        with mock.patch.object(current, "passes", passes):
+            made = dist.new_group(backend="mcr", pg_options=mcr_dl.Options(backends=["mpi", "shm"]))
         ours = _C.group_of(made)
         assert ours is not None
         dist.barrier(made)  # all ranks have returned
         assert ours.name() == f"torch/{made.group_name}"
-        left = [f"change/{ours.name()}/0/{key}" for key in ("value/0", "value/1", "come/0", "answer/0", "read/0")]
+        turns = [f"{key}/{turn}" for key in ("come", "answer", "read") for turn in range(3)]
+        left = [f"change/{ours.name()}/0/{key}" for key in ("value/0", "value/1", *turns)]
         assert not any(current.store.check([key]) for key in left)
         mcr_dl.set_passes(["fuse"], made)  # a later change of the group works
         mcr_dl.monitored_barrier(made)

@@ -131,9 +131,16 @@ def _compare(values: list[Any]) -> None:
 
 
 def _agree(
-    group: _C.Group, passes: Iterable[str | Specification] | None, problem: Exception | None = None
+    group: _C.Group,
+    passes: Iterable[str | Specification] | None,
+    problem: Exception | None = None,
+    *,
+    leave: bool = False,
 ) -> list[Specification]:
-    """Agree on the list of all ranks. A wrong list on one rank raises on every rank: else the others would wait."""
+    """Agree on the list of all ranks. A wrong list on one rank raises on every rank: else the others would wait.
+
+    ``leave``: as for ``changes.agree``.
+    """
     found: list[Specification] = []
     terms: list[Any] = []
     try:
@@ -141,7 +148,7 @@ def _agree(
         terms = terms_of(found)
     except Exception as error:  # any, such as one of an iterator or a pass of the program
         problem = problem or error
-    changes.agree(group, "set_passes", terms, _compare, problem=problem)
+    changes.agree(group, "set_passes", terms, _compare, problem=problem, leave=leave)
     return found
 
 
@@ -225,15 +232,15 @@ class _Making:
         _C.set_passes(made, self.passes(made, after if rest else []))
         return made
 
-    def agree(self, group: _C.Group) -> None:
-        """Raise an error on every rank if a rank could not make a pass."""
-        changes.agree(group, "set_passes", None, problem=self._problem, anywhere=True)
+    def agree(self, group: _C.Group, *, leave: bool = False) -> None:
+        """Raise an error on every rank if a rank could not make a pass. ``leave``: as for ``changes.agree``."""
+        changes.agree(group, "set_passes", None, problem=self._problem, anywhere=True, leave=leave)
 
 
-def _put(group: _C.Group, specifications: list[Specification]) -> None:
+def _put(group: _C.Group, specifications: list[Specification], *, leave: bool = False) -> None:
     making = _Making()
     passes = making.passes(group, specifications)
-    making.agree(group)
+    making.agree(group, leave=leave)
     _C.set_passes(group, passes)
     for shadow in state.current().with_shadows(group)[1:]:
         if shadow not in making.shadows and _C.passes(shadow):
@@ -324,7 +331,7 @@ def require_free(group: _C.Group) -> None:
 
 def apply(group: _C.Group, specifications: list[Specification]) -> None:
     """Give a new group the passes, after comparing them between its ranks."""
-    _put(group, _agree(group, specifications))
+    _put(group, _agree(group, specifications, leave=True), leave=True)
 
 
 def set_passes(passes: Iterable[str | Specification] | None, group: handles.Group = None) -> None:
