@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -26,7 +27,7 @@ from mcr_dl import InvalidArgumentError
 from mcr_dl.bench import cli as bench
 from mcr_dl.commands.arguments import json_file, output, picture, plot
 from mcr_dl.examples import bytescheduler, dlrm, gpt, moe, program, survive
-from mcr_dl.groups import environment
+from mcr_dl.groups import environment, lifecycle
 from mcr_dl.info import cli as info
 from mcr_dl.tables import table
 from mcr_dl.trace import cli as trace
@@ -290,6 +291,17 @@ def test_bench_with_the_rules_of_a_program(backends: str) -> None:
     done = run("mcr-bench", ["--backends", backends, "--ops", "barrier", "--budget", "0.01", "--no-check"], **JOB)
     assert done.returncode == 0, done.stderr
     assert backends.rpartition(",")[2] in done.stdout
+
+
+def test_info_starts_once_without_the_topology(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that remains is not one of the topology, though its text has the word."""
+    for name in ("MCR_DL_TOPOLOGY", "MCR_DL_TUNE", "MCR_DL_PASSES", "MCR_DL_SCHEDULE", "MCR_DL_TRACE"):
+        monkeypatch.delenv(name, raising=False)
+    start = mock.Mock(side_effect=InvalidArgumentError("tuning table topology.json: no such file"))
+    monkeypatch.setattr(lifecycle, "start", start)
+    with pytest.raises(InvalidArgumentError, match="no such file"):
+        info._start()
+    assert start.call_count == 2
 
 
 def test_info_with_the_variables_of_a_job(tmp_path: Path) -> None:

@@ -35,11 +35,13 @@ def _tuning_text(world: _C.Group) -> str:
     return f"{knowledge.source} ({', '.join(scale['name'] for scale in knowledge.scales)}){candidates}"
 
 
-def _start() -> dict[str, str]:
+def _start(*, again: bool = False) -> dict[str, str]:
     """Start the backends that all ranks can use: those of this process may not exist on other hosts, or connect none.
 
     Returns rows of the report. If there are no such backends, one has the error, which all ranks get; then a backend
     that every process has starts. Rules and the topology may be for a job with other backends or more ranks.
+
+    ``again``: the topology is left out already.
     """
     variables.leave_out_passes()
     text = os.environ.pop(rules.VARIABLE, "")
@@ -50,11 +52,11 @@ def _start() -> dict[str, str]:
         lifecycle.start(null.LIBRARY.name)
         return {"start": str(error), **rows}
     except InvalidArgumentError as error:
-        if "topology" not in str(error):
+        if again or "topology" not in str(error):
             raise
         # On all ranks, whether or not they have a topology: the error is one that they have agreed on.
         os.environ.pop(dimensions.VARIABLE, None)
-        return {"topology": f"not used: {error}", **_start(), **rows}
+        return {"topology": f"not used: {error}", **_start(again=True), **rows}
     return rows
 
 
