@@ -156,6 +156,13 @@ def test_a_host_cannot_connect(nursery: Nursery, tmp_path: Path, backends: str) 
     jobs.expect(ranks, 0, "RAISED BackendUnavailableError", "no memory left on this host")
 
 
+def test_a_hierarchy_fails_after_its_parts(nursery: Nursery) -> None:
+    """On one rank: it is left out on all, and its parts end."""
+    ranks = jobs.start(nursery, "hosts", ["0,0,1,1", "starts", "fails_after_parts", "2"], 4)
+    jobs.end(nursery, ranks)
+    jobs.expect(ranks, 0, "rank 2: OSError: [Errno 24] no more of them", "PARTS 0\n", "STARTED mpi gloo")
+
+
 @pytest.mark.parametrize("at", ["start", "group"])
 def test_a_rank_ends_while_parts_are_connected(nursery: Nursery, at: str) -> None:
     """The others notice it, and do not wait until the time limit."""

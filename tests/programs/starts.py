@@ -20,7 +20,7 @@ import mcr_dl as dist
 from mcr_dl.base import launcher
 from mcr_dl.groups import report
 from mcr_dl.libraries import pmix, registry, shm
-from mcr_dl.runtime import communicators
+from mcr_dl.runtime import communicators, state
 
 RANK = int(os.environ["RANK"])
 
@@ -117,6 +117,22 @@ def broken_parts(ranks: str) -> None:
     if str(RANK) in ranks.split(","):
         shm.LIBRARY.argument = argument  # type: ignore[method-assign,assignment]
     start()
+
+
+def fails_after_parts(rank: str) -> None:
+    """Hierarchies fail on one rank once their parts are connected; print how many parts are left."""
+    connect = communicators.connect
+
+    def fail(group: Any, names: Any, **given: Any) -> None:
+        connect(group, names, **given)
+        if any(name.startswith("hier(") for name in names):
+            raise OSError(24, "no more of them")
+
+    if int(rank) == RANK:
+        communicators.connect = fail
+    dist.init_process_group(timeout=60)
+    print("PARTS", len(state.current().of("default").shadows), flush=True)
+    use()
 
 
 def ends_between(rank: str, at: str) -> None:

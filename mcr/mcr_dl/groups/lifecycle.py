@@ -289,6 +289,7 @@ def _connect_world(world: _C.Group, current: state.State) -> None:
             raise BackendUnavailableError(told)
         if not cause:
             world._disconnect(name)
+            communicators.close_parts(world, name)
             startup.warn_left_out(told)
 
 
