@@ -16,6 +16,7 @@ from torch.distributed import DistBackendError, HashStore
 import mcr_dl
 from harness import Pools
 from mcr_dl import _C, CollectiveTimeoutError, InvalidArgumentError
+from mcr_dl.base.errors import text_of
 from mcr_dl.groups import lifecycle as start
 from mcr_dl.runtime import startup
 from mcr_dl.testing.calls import OPS, SIGNATURES, Case, layouts
@@ -180,6 +181,19 @@ def test_a_mistake_at_the_start(
     with pytest.raises((TypeError, mcr_dl.McrError)) as caught:
         start._agree(current, None, mistake, None)
     assert str(caught.value) == raised
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (mcr_dl.BackendUnavailableError("no room"), "no room"),
+        (mcr_dl.BackendUnavailableError(), "BackendUnavailableError"),
+        (OSError(24, "no room"), "OSError: [Errno 24] no room"),
+    ],
+)
+def test_the_text_of_an_error_for_other_ranks(error: Exception, text: str) -> None:
+    """It is not empty, which would mean that there is no error."""
+    assert text_of(error) == text
 
 
 def test_classes() -> None:

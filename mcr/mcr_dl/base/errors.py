@@ -57,8 +57,10 @@ class DesyncError(McrError):
 
 
 def text_of(error: BaseException) -> str:
-    """The text of an error for the other ranks; other errors than those above need the name of their class."""
-    return str(error) if isinstance(error, McrError) else f"{type(error).__name__}: {error}"
+    """The text of an error for the other ranks, which is never empty; errors other than those above need the name of
+    their class."""
+    name, text = type(error).__name__, str(error)
+    return text or name if isinstance(error, McrError) else f"{name}: {text}"
 
 
 _C.set_exceptions({cls.__name__: cls for cls in (*McrError.__subclasses__(), PeerLostError)})

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from mcr_dl import _C
-from mcr_dl.base.errors import BackendUnavailableError, InvalidArgumentError, InvalidTypeError, McrError
+from mcr_dl.base.errors import BackendUnavailableError, InvalidArgumentError, InvalidTypeError, McrError, text_of
 from mcr_dl.libraries import c10d, mpi, nccl, null, shm
 from mcr_dl.libraries.descriptor import MODULES, Library
 
@@ -356,7 +356,7 @@ def condition(name: str, size: int, *, named: bool) -> Condition:
     try:
         load(name)
     except BackendUnavailableError as error:
-        return Condition(problem=str(error), absent=library.is_absent(error), asked=asked)
+        return Condition(problem=text_of(error), absent=library.is_absent(error), asked=asked)
     except McrError:
         raise
     except Exception as error:  # of files and of other packages: all ranks must learn of it
