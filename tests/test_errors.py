@@ -119,6 +119,7 @@ def test_a_group_after_an_interrupt(pools: Pools, size: int) -> None:
 def test_a_stage_that_fails_on_one_rank(pools: Pools) -> None:
     """As a group: the others would go on with one, and not meet that rank when it makes its own."""
     pools.get("processes", 3).run(lifecycle.stage_that_fails_on_one_rank, limit=60.0)
+    pools.get("processes", 3).run(lifecycle.group_with_a_stage_that_fails_on_one_rank, limit=60.0)
 
 
 def test_a_shrink_that_fails_on_one_rank(pools: Pools) -> None:

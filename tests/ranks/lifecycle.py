@@ -26,7 +26,7 @@ from mcr_dl import (
 from mcr_dl.base import launcher
 from mcr_dl.libraries import registry
 from mcr_dl.measure.start import own_core
-from mcr_dl.runtime import core_groups, rounds
+from mcr_dl.runtime import core_groups, devices, rounds, stages, state
 from mcr_dl.testing.expect import expect
 from ranks import errors, session
 
@@ -293,6 +293,22 @@ def stage_that_fails_on_one_rank() -> None:
     mcr_dl.all_reduce(tensor, group=group)
     assert tensor.tolist() == [last + 1.0] * 3
     mcr_dl.destroy_process_group(group)
+
+
+def group_with_a_stage_that_fails_on_one_rank() -> None:
+    """That rank fails before it comes to the stage, where the others would wait for it."""
+    session.start()
+    last = mcr_dl.get_world_size() - 1
+    make = functools.partial(mcr_dl.new_group, backend="gloo")
+    with contextlib.ExitStack() as patches:  # as with a device
+        patches.enter_context(mock.patch.object(state.current(), "staging", 1))
+        patches.enter_context(mock.patch.object(devices, "stage", lambda group, _, outer: stages.make(group, outer)))
+        if mcr_dl.get_rank() == last:
+            with mock.patch.object(registry.describe("gloo"), "started", side_effect=OSError(24, "no more of them")):
+                expect(OSError, make, "no more of them")
+        else:
+            expect(BackendUnavailableError, make, f"cannot be made: rank {last}: OSError")
+        mcr_dl.destroy_process_group(make())
 
 
 def shrink_that_fails_on_one_rank() -> None:

@@ -102,22 +102,24 @@ def make(
     ranks: list[int],
     backends: list[str],
     timeout: timedelta,
-    finish: Callable[[_C.Group], None],
+    finish: Callable[[_C.Group, Attempt], None],
     *,
+    outer: Attempt | None = None,
     mpi_comm: int | None = None,
     patience: float | None = None,
 ) -> _C.Group:
     """A connected group of global ranks that includes this process. Collective over its members: on all or on none.
 
-    ``finish``: the last step of making it. ``mpi_comm``, ``patience``: as for ``connect``.
+    ``finish``: the last step of making it. ``outer``: as for ``Attempt``; ``mpi_comm``, ``patience``: as for
+    ``connect``.
     """
     current = state.current()
     group = _C.Group(name, ranks, ranks.index(current.launch.rank), timeout, max(current.device, 0))
-    attempt = Attempt(group)
+    attempt = Attempt(group, outer)
     try:
         with undone(name), attempt.all_or_none(backends):
             connect(group, backends, attempt=attempt, mpi_comm=mpi_comm, patience=patience)
-            finish(group)
+            finish(group, attempt)
     except BaseException:
         end(group)
         raise

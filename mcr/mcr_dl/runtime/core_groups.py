@@ -9,6 +9,7 @@ from datetime import timedelta
 from mcr_dl import _C, watch
 from mcr_dl.base.errors import BackendUnavailableError, CollectiveTimeoutError, InvalidArgumentError
 from mcr_dl.runtime import communicators, devices, state, trials
+from mcr_dl.runtime.attempts import Attempt
 
 # All ranks raise these together at a start, or have waited for each other in vain.
 _AGREED = (BackendUnavailableError, CollectiveTimeoutError, InvalidArgumentError)
@@ -33,11 +34,11 @@ def make(
     return group
 
 
-def equip(group: _C.Group) -> None:
-    """Give a connected group its stages, its candidates and its costs."""
+def equip(group: _C.Group, attempt: Attempt | None = None) -> None:
+    """Give a connected group its stages, its candidates and its costs. ``attempt``: the one that this is a part of."""
     current = state.current()
     if current.staging is not None:
-        devices.stage(group, current.staging)
+        devices.stage(group, current.staging, attempt)
     current.tune(group)
 
 

@@ -15,6 +15,7 @@ from mcr_dl.base import agreement
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.libraries import registry
 from mcr_dl.runtime import changes, stages
+from mcr_dl.runtime.attempts import Attempt
 from mcr_dl.runtime.state import State
 
 # bench/gpu_check.sh compares sizes (docs/results/gpu.md).
@@ -85,12 +86,15 @@ def agree(current: State) -> int | None:
     return None if answer is None else int(answer)
 
 
-def stage(group: _C.Group, chunk: int) -> None:
-    """Let a group's host libraries take device tensors, by communicators of their own."""
+def stage(group: _C.Group, chunk: int, attempt: Attempt | None = None) -> None:
+    """Let a group's host libraries take device tensors, by communicators of their own.
+
+    ``attempt``: the one that this is a part of.
+    """
     hosts = [name for name in group.backends if group._streams(name) is None]
     if not hosts:
         return
-    stages.make(group)
+    stages.make(group, attempt)
     direct = {name: group._support(name, "broadcast", "uint8", "SUM", False, "cuda") for name in hosts}
     changes.agree(group, "new_group", direct, _same_ways)
     group._stage(chunk)

@@ -5,17 +5,24 @@ from __future__ import annotations
 
 from mcr_dl import _C
 from mcr_dl.runtime import communicators, state
+from mcr_dl.runtime.attempts import Attempt
 
 
-def make(group: _C.Group) -> None:
+def make(group: _C.Group, outer: Attempt | None = None) -> None:
     """Give a group the communicators for its schedules' late Issues, if it has none: all members together, or none.
 
-    They belong to a group ``<name>/stage`` of the same ranks, on the host libraries.
+    They belong to a group ``<name>/stage`` of the same ranks, on the host libraries. ``outer``: the attempt to make the
+    group itself, if this is a part of it.
     """
     if group._has_stages():
         return
     current = state.current()
     hosts = [backend for backend in group.backends if group._streams(backend) is None]
-    stage = communicators.make(f"{group.name()}/stage", list(group.ranks), hosts, group.timeout, current.tune)
+
+    def finish(stage: _C.Group, _: Attempt) -> None:
+        current.tune(stage)
+
+    name, ranks = f"{group.name()}/stage", list(group.ranks)
+    stage = communicators.make(name, ranks, hosts, group.timeout, finish, outer=outer)
     current.add_shadow(group.name(), stage)
     group._set_stages(stage)
