@@ -15,7 +15,7 @@ import torch.distributed as torch_dist
 
 from harness import launchers
 from mcr_dl import _C
-from mcr_dl.runtime import state, trials
+from mcr_dl.runtime import rounds, state, trials
 from mcr_dl.tables import table as files
 from mcr_dl.tables.host import host, software
 from mcr_dl.tables.model import Curve, Exclusion, Sample, Scale, Table
@@ -72,6 +72,23 @@ def test_a_store_that_fails(monkeypatch: pytest.MonkeyPatch, lost: str, end: str
     agreements._store, agreements._open = torch_dist.HashStore(), []
     agreements._begin(report)  # type: ignore[arg-type]
     assert (ends, agreements._open) == ([end], [])
+
+
+@pytest.mark.parametrize("come", [1, 2])
+def test_a_group_that_ends_before_its_answer(come: int) -> None:
+    """Nothing stays at the store, whether the other rank never comes, or has come and is about to answer."""
+    store, report = torch_dist.HashStore(), SimpleNamespace(closed=True)
+    ours, theirs = [rounds.Round(store, "0", rank, 2, values="value/0") for rank in range(2)]
+    assert not ours.arrive("times")
+    one, agreements = trials._Open(report, ours, 2), object.__new__(trials._Agreements)  # type: ignore[arg-type]
+    if come == 2:
+        assert theirs.arrive("times")
+        assert not agreements._over(one)
+        assert not agreements._over(one)
+        theirs.answer("answer")
+        theirs.leave()
+    assert agreements._over(one)
+    assert store.num_keys() == 0
 
 
 @pytest.mark.parametrize(

@@ -112,11 +112,14 @@ class _Agreements:
         """Whether the report has its answer, or never gets one."""
         report, now = one.report, time.monotonic()
         if report.closed:  # no call needs the answer, and other ranks may never come
+            one.closed = one.closed or now
             with contextlib.suppress(*STORE_ERRORS):
                 if one.round.answered():
                     one.round.leave()
-                else:
+                elif one.round.close() or now - one.closed > PATIENCE:
                     one.round.withdraw()
+                else:  # all have come, and the last one is about to answer; or another one is about to withdraw, too
+                    return False
             return True
         try:
             if one.round.answered():
