@@ -97,11 +97,6 @@ std::string aborted_text(const Work& work) { return work.what() + ": the group h
 
 std::string destroyed_text(const Work& work) { return work.what() + ": " + destroyed_group().what(); }
 
-bool aborted(const Work& work) {
-  const auto& communicator = work.context().communicator;
-  return communicator != nullptr && communicator->given_up();
-}
-
 // The work is over for the program: nothing waits for it any more, though the library may still have it.
 [[noreturn]] void end(Work& work, ErrorCode code, const std::string& text) {
   if (!work.expire(code, text)) work.abandon();
@@ -166,7 +161,7 @@ void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt, Call
     }
     check_wait(Position::lost(*call.group), interrupt,
                [&](const std::string& lost) { return Error(ErrorCode::PeerLost, work.what() + ": " + lost); });
-    if (aborted(work)) end(work, ErrorCode::Backend, aborted_text(work));
+    if (work.given_up()) end(work, ErrorCode::Backend, aborted_text(work));
     if (position != nullptr && position->closed()) end(work, ErrorCode::NotInitialized, destroyed_text(work));
   }
   if (!work.join()) leave(work);
@@ -203,7 +198,7 @@ void end_works(const std::vector<std::string>& groups) noexcept {
 void abort(Group& group) noexcept {
   group.give_up();
   for (const auto& work : Registry::instance().watched(std::numeric_limits<std::size_t>::max())) {
-    if (aborted(*work)) work->expire(ErrorCode::Backend, aborted_text(*work));
+    if (work->given_up()) work->expire(ErrorCode::Backend, aborted_text(*work));
   }
 }
 

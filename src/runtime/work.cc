@@ -54,7 +54,7 @@ Subject Work::subject() const { return {*context_.group, context_.seq, row(conte
 
 void Work::begin() noexcept {
   try {
-    if (advance()) finished_.store(true, std::memory_order_release);
+    if (advance()) finish();
   } catch (...) {
     fail();
   }
@@ -65,10 +65,11 @@ bool Work::poll() noexcept {
   if (Stop::forked()) [[unlikely]]
     return false;
   if (busy_.test_and_set(std::memory_order_acquire)) return completed();
+  std::shared_ptr<Communicator> released;  // outside the turn: its end may wait for a library's threads
   try {
-    if (!finished() && advance()) finished_.store(true, std::memory_order_release);
+    if (!finished() && advance()) released = finish();
   } catch (...) {
-    fail();
+    released = fail();
   }
   busy_.clear(std::memory_order_release);
   return completed();
@@ -87,11 +88,18 @@ bool Work::advance() {
 }
 
 // The error is visible at once. The other requests are still polled, as the library still uses their memory. finished_
-// is set last: readers that see it need no further checks.
-void Work::fail() noexcept {
+// is set last: readers that see it need no further checks. Returns what finish() does.
+std::shared_ptr<Communicator> Work::fail() noexcept {
   if (!completed()) keep_error();
   if (next_ < requests_.size() && !requests_[next_]->lingers()) ++next_;
-  if (next_ == requests_.size()) finished_.store(true, std::memory_order_release);
+  return next_ == requests_.size() ? finish() : nullptr;
+}
+
+// Returns the communicator, for the caller to release: a Work that the program keeps does not keep it.
+std::shared_ptr<Communicator> Work::finish() noexcept {
+  auto released = std::move(communicator_);
+  finished_.store(true, std::memory_order_release);
+  return released;
 }
 
 void Work::keep_error() noexcept {

@@ -90,17 +90,21 @@ class Work {
   /// The call's identity, for errors, and objects that outlive it.
   struct Context {
     Op op;
-    const std::string* group;    // its label, from Position: it lives as long as the process
-    const std::string* backend;  // owned by the registry, which is never destroyed
-    std::shared_ptr<Communicator> communicator;
-    Progress* progress;               // its backend's, also owned by the registry
-    std::chrono::milliseconds limit;  // the limit of wait() if none is given
-    int64_t seq = 0;                  // the call's number in its group
-    int64_t bytes = -1;               // the data's size; -1 where ranks may see different sizes
-    bool brief = false;               // polls of its requests are brief (Communicator::brief)
+    const std::string* group;                    // its label, from Position: it lives as long as the process
+    const std::string* backend;                  // owned by the registry, which is never destroyed
+    std::shared_ptr<Communicator> communicator;  // the Work keeps it until it has finished
+    Progress* progress;                          // its backend's, also owned by the registry
+    std::chrono::milliseconds limit;             // the limit of wait() if none is given
+    int64_t seq = 0;                             // the call's number in its group
+    int64_t bytes = -1;                          // the data's size; -1 where ranks may see different sizes
+    bool brief = false;                          // polls of its requests are brief (Communicator::brief)
   };
 
-  Work(Context&& context, Plan&& plan) : context_(std::move(context)), plan_(std::move(plan)) {}
+  Work(Context&& context, Plan&& plan)
+      : communicator_(std::move(context.communicator)),
+        known_communicator_(communicator_),
+        context_(std::move(context)),
+        plan_(std::move(plan)) {}
   ~Work();
   Work(const Work&) = delete;
   Work& operator=(const Work&) = delete;
@@ -170,7 +174,13 @@ class Work {
   Progress* progress() const { return context_.progress; }
   std::chrono::milliseconds limit() const { return context_.limit; }
   std::string what() const;
+  /// Without the communicator.
   const Context& context() const { return context_; }
+  /// The operation runs, and its communicator has been given up.
+  bool given_up() const noexcept {
+    const auto communicator = known_communicator_.lock();
+    return communicator != nullptr && communicator->given_up();
+  }
   Subject subject() const;
   const Plan& plan() const { return plan_; }
   /// Group rank that sent the received message, once the receive is complete or has its point; else -1.
@@ -197,9 +207,10 @@ class Work {
   bool wait_for(Nanoseconds limit, bool point_suffices) noexcept;
   bool take_turn() const noexcept;
   bool advance();
-  void fail() noexcept;
+  std::shared_ptr<Communicator> fail() noexcept;
   void keep_error() noexcept;
   void complete() noexcept;
+  std::shared_ptr<Communicator> finish() noexcept;
 
   struct Callback {
     std::function<void()> run;
@@ -207,6 +218,8 @@ class Work {
   };
   void run_callbacks(Callback* newest) noexcept;
 
+  std::shared_ptr<Communicator> communicator_;  // null once finished; guarded by busy_
+  const std::weak_ptr<Communicator> known_communicator_;
   const Context context_;
   Plan plan_;
   Requests requests_;

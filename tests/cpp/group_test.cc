@@ -3,6 +3,7 @@
 #include "group/group.h"
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -37,6 +38,32 @@ class Counting : public Communicator {
 std::atomic<int> Counting::alive{0};
 
 std::unique_ptr<Communicator> made() { return std::make_unique<Counting>(); }
+
+// Starts operations that end when a test says so.
+class Late final : public Counting {
+ public:
+  struct Script {
+    std::atomic<bool> ends{false};
+    bool fails = false;
+  };
+  explicit Late(const Script& script) : script_(script) {}
+  void issue(const Call&, Lane& lane) override { lane.track(std::make_unique<Running>(script_)); }
+
+ private:
+  class Running : public Request {
+   public:
+    explicit Running(const Script& script) : script_(script) {}
+    bool poll() override {
+      if (script_.ends && script_.fails) throw Error(ErrorCode::Backend, "cable cut");
+      return script_.ends;
+    }
+
+   private:
+    const Script& script_;
+  };
+
+  const Script& script_;
+};
 
 // Passes every call on.
 class Through : public Pass {
@@ -93,6 +120,23 @@ TEST(a_thread_inside_keeps_the_communicators) {
   }
   CHECK(Counting::alive == 0);
   CHECK(ranks::failure([&] { const Group::Inside again(group); }).code == ErrorCode::NotInitialized);
+}
+
+// The thread that completes the operation releases the communicator, perhaps after this one has seen the end.
+TEST(a_work_that_the_program_keeps_holds_the_communicator_only_while_it_runs) {
+  for (const bool fails : {false, true}) {
+    Late::Script script;
+    script.fails = fails;
+    ranks::Alone alone([&] { return std::make_unique<Late>(script); });
+    const auto work = ranks::start(alone.group(), Call());
+    alone.group().close();
+    CHECK(!work->poll() && Counting::alive == 1 && !work->given_up());
+    script.ends = true;
+    CHECK(work->wait_for(std::chrono::seconds(10)) && work->failed() == fails);
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    while (Counting::alive != 0 && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+    CHECK(Counting::alive == 0 && !work->given_up());
+  }
 }
 
 TEST(communicators_may_be_asked_for_while_the_group_changes) {
