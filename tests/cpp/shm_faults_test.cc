@@ -2,10 +2,13 @@
 // Calls that do not match, fail or are given up: each is an error in time, and never wrong data.
 #include <fcntl.h>
 #include <sched.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <array>
 #include <atomic>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <future>
 #include <utility>
@@ -266,8 +269,25 @@ TEST(calls_of_other_roots_and_sizes_have_other_digests) {
   CHECK(shm::Blocks(first, 0, 2).digest() != shm::Blocks(second, 0, 2).digest());
 }
 
-TEST(a_rank_that_leaves_before_the_end_of_its_call_has_died) {
-  std::promise<void> left;
+namespace {
+
+/// Copies of the process's sockets, as a forked process has them.
+std::vector<File> copies_of_sockets() {
+  std::vector<int> sockets;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int number = std::stoi(entry.path().filename().string());
+    struct stat about{};
+    if (fstat(number, &about) == 0 && S_ISSOCK(about.st_mode)) sockets.push_back(number);
+  }
+  std::vector<File> copies;
+  for (const int number : sockets) copies.emplace_back(dup(number));
+  return copies;
+}
+
+/// Rank 0 leaves the group with incomplete calls; the program may keep one of them, after an error.
+void rank_0_leaves_early(bool keeps) {
+  std::promise<void> left, noticed;
+  std::vector<File> copies;
   MemoryStore store;
   std::vector<std::thread> threads;
   for (int rank = 0; rank < 2; ++rank) {
@@ -278,21 +298,32 @@ TEST(a_rank_that_leaves_before_the_end_of_its_call_has_died) {
       auto data = values(rank, 1 << 20);
       const auto call = call_of(Op::all_reduce, nullptr, &data);
       if (rank == 0) {
-        auto requests = start(*engine, call);
+        auto requests = start(*engine, call), kept = start(*engine, call);
+        if (keeps) requests.clear();  // which is an error
         engine->leave();
         requests.clear();
+        if (!keeps) kept.clear();
+        copies = copies_of_sockets();
         engine.reset();
         left.set_value();
+        noticed.get_future().wait();
         return;
       }
       left.get_future().wait();
       const auto failure = failure_in_time(*engine, call);
       CHECK(failure.code == ErrorCode::Backend);
-      CHECK(check::has(failure.text, "rank 0 of group 'default' has died"));
+      CHECK(check::has(failure.text, "rank 0 of group 'default' has left it"));
       engine->leave();
+      noticed.set_value();
     });
   }
   for (auto& thread : threads) thread.join();
+}
+
+}  // namespace
+
+TEST(a_rank_that_leaves_before_the_end_of_its_call_ends_the_calls_of_the_others) {
+  for (const bool keeps : {false, true}) rank_0_leaves_early(keeps);
 }
 
 // The peer completes a call only after this rank has left: with its last progress, the rank has left without an error.

@@ -142,6 +142,10 @@ Engine::Engine(const GroupSpec& spec, Meeting meeting)
       messages_(*segment_, memory_, rank_),
       forks_(count_forks()) {}
 
+Engine::~Engine() {
+  if (!forked()) peers_.shut_down();
+}
+
 // A process that was forked from the group's shares its memory, where the group goes on: it must write nothing there.
 // Calls and waits do not get here then (Stop), but objects may end.
 bool Engine::forked() const { return forks.load(std::memory_order_relaxed) != forks_; }
@@ -383,7 +387,8 @@ void Engine::check_peers() {
     const Turn turn(*this);
     // Data that the rank wrote before its end is still valid.
     if (!failed()) advance_all();
-    return fail("rank " + std::to_string(*found) + " of group '" + group_ + "' has died");
+    return fail("rank " + std::to_string(*found) + " of group '" + group_ + "' has " +
+                (left == Bell::kEarly ? "left it after an error, or before the end of its calls" : "died"));
   }
 }
 
@@ -433,6 +438,8 @@ void Engine::leave() noexcept {
   } catch (const std::exception&) {  // no memory: some calls stay incomplete
   }
   note_end();
+  // Not only in the end: requests that the program keeps own this object.
+  if (failed()) peers_.shut_down();
 }
 
 // With the turn, once this rank has left.

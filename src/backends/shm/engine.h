@@ -43,6 +43,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Engine(const GroupSpec& spec, Meeting meeting);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
+  ~Engine();
 
   void collective(const Call& call, Lane& lane);
   void message(const Call& call, Lane& lane);

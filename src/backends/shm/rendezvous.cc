@@ -3,6 +3,7 @@
 
 #include <poll.h>
 #include <sched.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -441,6 +442,12 @@ std::vector<int> Peers::gone() const {
     if (files[i].revents != 0 && (found.empty() || found.back() != ranks[i])) found.push_back(ranks[i]);
   }
   return found;
+}
+
+void Peers::shut_down() const noexcept {
+  for (const auto& peer : peers_) {
+    if (peer.socket) shutdown(peer.socket.get(), SHUT_RDWR);
+  }
 }
 
 Meeting meet(const GroupSpec& spec, const std::function<int64_t()>& most) { return Rendezvous(spec, most).meet(); }

@@ -25,6 +25,9 @@ class Peers {
   explicit Peers(std::vector<Peer> peers) : peers_(std::move(peers)) {}
   /// The ranks whose process has ended, or that have closed their connection. A system call; any thread.
   std::vector<int> gone() const;
+  /// Ends the connections, so that the other ranks see this one in gone(): a forked process may have copies of them,
+  /// which keep them open after this process has closed its own. Any thread.
+  void shut_down() const noexcept;
 
  private:
   std::vector<Peer> peers_;
