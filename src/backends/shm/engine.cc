@@ -385,11 +385,15 @@ void Engine::check_peers() {
         gone, [&](int rank) { return segment_->bell(rank).left.load(std::memory_order_acquire) == left; });
     if (found == gone.end()) continue;
     const Turn turn(*this);
-    // Data that the rank wrote before its end is still valid.
-    if (!failed()) advance_all();
+    take_what_is_there();
     return fail("rank " + std::to_string(*found) + " of group '" + group_ + "' has " +
                 (left == Bell::kEarly ? "left it after an error, or before the end of its calls" : "died"));
   }
+}
+
+// With the turn, before this rank fails as another one has ended or failed: the data that it wrote before is valid.
+void Engine::take_what_is_there() {
+  while (!failed() && advance_all()) continue;
 }
 
 // Fails if another rank has: that rank takes no part in this call or in a later one.
@@ -397,8 +401,7 @@ bool Engine::fail_after_peer() {
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_ || segment_->bell(peer).failed.load(std::memory_order_acquire) == 0) continue;
     const Turn turn(*this);
-    // Data that the rank wrote before is still valid.
-    if (!failed()) advance_all();
+    take_what_is_there();
     if (!queue_.empty() || !messages_.idle())
       fail("rank " + std::to_string(peer) + " of group '" + group_ + "' takes part no more, after an error there");
     return true;

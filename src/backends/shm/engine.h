@@ -90,6 +90,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool failed() const { return failed_.load(std::memory_order_relaxed); }
   bool aborted() const { return aborted_.load(std::memory_order_relaxed); }
   void check_peers();
+  void take_what_is_there();
   bool fail_after_peer();
   void require_sound();
   void note_end();
