@@ -14,8 +14,10 @@ namespace mcr::shm {
 
 /// The work of one turn: bounded, so that the thread soon sees interrupts and timeouts, and other threads have theirs.
 struct Burst {
-  int64_t left = 32 << 20;  // bytes to copy before the turn ends
-  bool published = false;   // other ranks may wait for what was done
+  static constexpr int64_t kFirst = 32 << 20;  // of a call that begins; a wait takes some turns between two looks
+
+  int64_t left = 4 << 20;  // bytes to copy before the turn ends
+  bool published = false;  // other ranks may wait for what was done
 };
 
 /// The blocks that a rank gives to the other ranks and takes from them. Cheap to make; refers to the call.

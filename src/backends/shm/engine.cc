@@ -178,7 +178,7 @@ void Engine::poll(int polls, Burst burst, const Poll& over) {
 bool Engine::complete_now(const Call& call, Cursor& cursor, int polls) {
   const Blocks blocks(call, rank_, size_);
   bool complete = false;
-  poll(polls, {}, [&](Burst& burst) {
+  poll(polls, {.left = Burst::kFirst}, [&](Burst& burst) {
     complete = advance(call, blocks, cursor, burst);
     return complete || failed();
   });
@@ -232,8 +232,7 @@ void Engine::await(const std::vector<std::shared_ptr<Message>>& messages, Lane& 
   const auto done = [&] {
     return std::ranges::all_of(messages, [](const auto& message) { return message->done.load(); });
   };
-  Burst burst;
-  burst.published = true;  // start() may have sent
+  const Burst burst{.left = Burst::kFirst, .published = true};  // start() may have sent
   poll(lane.blocking() ? waiting_.polls() : 1, burst, [&](Burst& now) {
     move_messages(now);
     return done() || failed();

@@ -39,6 +39,7 @@ Messages::Messages(Segment& segment, const PeerMemory& memory, int rank)
       memory_(memory),
       rank_(rank),
       size_(segment.layout().ranks()),
+      first_((rank + 1) % size_),
       outgoing_(static_cast<std::size_t>(size_)),
       incoming_(static_cast<std::size_t>(size_)) {}
 
@@ -97,13 +98,14 @@ bool Messages::eager(int peer, int64_t bytes) {
   return true;
 }
 
-bool Messages::put_data(int peer, Job& job) {
+bool Messages::put_data(int peer, Job& job, Burst& burst) {
   auto& message = *job.message;
   do {
     auto packet = job.packet;
     packet.bytes = static_cast<uint32_t>(std::min(most(), message.bytes - message.moved));
     if (!put(peer, packet, message.data + message.moved)) return false;
     message.moved += packet.bytes;
+    burst.left -= packet.bytes;
   } while (message.moved < message.bytes);
   return true;
 }
@@ -122,16 +124,16 @@ bool Messages::offers(const Message& message) const {
   return message.bytes >= kDirect && (memory_.readable() || memory_.shared(message.data, message.bytes));
 }
 
-void Messages::flush(int peer, bool& published) {
+void Messages::flush(int peer, Burst& burst) {
   auto& out = outgoing_[static_cast<std::size_t>(peer)];
   while (!out.jobs.empty()) {
     auto& job = out.jobs.front();
     const auto before = out.written;
-    const bool whole = job.packet.kind == Kind::Data ? put_data(peer, job)
+    const bool whole = job.packet.kind == Kind::Data ? put_data(peer, job, burst)
                        : job.packet.kind == Kind::Offer
                            ? put_offer(peer, job)
                            : put(peer, job.packet, job.message ? job.message->data : nullptr);
-    published = published || out.written != before;
+    burst.published = burst.published || out.written != before;
     if (!whole) return;
     if (job.packet.kind == Kind::Eager || job.packet.kind == Kind::Data) complete(*job.message, -1);
     if (ends_receive(job.packet.kind) && job.message) complete(*job.message, peer);
@@ -288,7 +290,7 @@ void Messages::handle(int peer, const Packet& packet, const std::byte* data) {
   }
 }
 
-void Messages::drain(int peer, bool& published) {
+void Messages::drain(int peer, Burst& burst) {
   auto& in = incoming_[static_cast<std::size_t>(peer)];
   auto& ring = segment_.ring(peer, rank_);
   const auto capacity = static_cast<uint64_t>(segment_.layout().ring());
@@ -301,7 +303,8 @@ void Messages::drain(int peer, bool& published) {
     handle(peer, packet, from + sizeof(packet));
     in.read += static_cast<uint64_t>(round_up(static_cast<int64_t>(sizeof(packet)) + packet.bytes, kLine));
     ring.read.store(in.read, std::memory_order_release);
-    published = true;
+    burst.left -= packet.bytes;
+    burst.published = true;
   }
 }
 
@@ -335,12 +338,19 @@ void Messages::start(const std::shared_ptr<Message>& message) {
   out.jobs.push_back({packet, message});
 }
 
+// The rings bound what a turn moves beyond its burst. Where it ends, the next turn goes on with the next rank, so that
+// none waits for the data of another one.
 void Messages::progress(Burst& burst) {
-  for (int i = 1; i < size_; ++i) {
-    const int peer = (rank_ + i) % size_;
-    drain(peer, burst.published);
+  const int first = first_;
+  for (int i = 0; i < size_; ++i) {
+    const int peer = (first + i) % size_;
+    if (peer == rank_) continue;
+    drain(peer, burst);
     read_offered(peer, burst);
-    flush(peer, burst.published);
+    flush(peer, burst);
+    if (burst.left > 0) continue;
+    first_ = (peer + 1) % size_;
+    return;
   }
 }
 

@@ -99,11 +99,11 @@ class Messages {
 
   int64_t most() const { return segment_.layout().ring() / 4 - static_cast<int64_t>(sizeof(Packet)); }
   bool put(int peer, const Packet& packet, const std::byte* data);
-  bool put_data(int peer, Job& job);
+  bool put_data(int peer, Job& job, Burst& burst);
   bool put_offer(int peer, Job& job);
   bool eager(int peer, int64_t bytes);
-  void flush(int peer, bool& published);
-  void drain(int peer, bool& published);
+  void flush(int peer, Burst& burst);
+  void drain(int peer, Burst& burst);
   void handle(int peer, const Packet& packet, const std::byte* data);
   bool offers(const Message& message) const;
   void read_offered(int peer, Burst& burst);
@@ -122,6 +122,7 @@ class Messages {
   Segment& segment_;
   const PeerMemory& memory_;
   const int rank_, size_;
+  int first_;  // the rank with which the next turn begins
   uint64_t next_id_ = 1;
   std::vector<Outgoing> outgoing_;
   std::vector<Incoming> incoming_;
