@@ -78,7 +78,8 @@ class Communicator {
   /// Whether a blocking call keeps this process's other threads out of the library until it returns.
   virtual bool excludes_threads() const { return !forms_match(); }
   /// Whether issue() of this call needs nothing but the processor for a few microseconds at most, on any lane, even if
-  /// other ranks are late; so do the polls of its Request. The caller then keeps its own locks until it has to wait.
+  /// other ranks are late; so do the polls of its Request (BriefPolls). The caller then keeps its own locks until it
+  /// has to wait.
   virtual bool brief(const Call& call) const {
     static_cast<void>(call);
     return false;
@@ -184,7 +185,7 @@ class Backend {
   virtual void shutdown() {}
 };
 
-inline constexpr int kPluginVersion = 16;
+inline constexpr int kPluginVersion = 17;
 
 /// The type of the symbol `mcr_dl_plugin` in a backend's module.
 struct Plugin {

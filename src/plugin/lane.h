@@ -42,6 +42,25 @@ class Request {
 /// within microseconds. Changes nothing in other threads.
 void poll_again_soon() noexcept;
 
+/// Marks that this thread polls under a lock of its caller, for the lifetime of the object. Request::poll() then does
+/// no long work for other calls: the caller goes on to poll without its lock.
+class BriefPolls {
+ public:
+  explicit BriefPolls(bool brief = true) noexcept : outermost_(brief && enter()) {}
+  BriefPolls(const BriefPolls&) = delete;
+  BriefPolls& operator=(const BriefPolls&) = delete;
+  ~BriefPolls() {
+    if (outermost_) leave();
+  }
+  static bool here() noexcept;
+
+ private:
+  static bool enter() noexcept;
+  static void leave() noexcept;
+
+  const bool outermost_;
+};
+
 using Requests = std::vector<std::unique_ptr<Request>>;
 
 /// The target of issue(). A blocking lane is the caller's own thread: the operation is complete when issue() returns,

@@ -41,11 +41,18 @@ constexpr unsigned long kTimerSlackNanoseconds = 1000;
 // small message, and a nap costs the core, which may compute, nearly as much.
 constexpr int kIdleNaps = 4;
 
-thread_local bool moved = false;  // data has moved in this thread since the last sweep began
+thread_local bool moved = false;    // data has moved in this thread since the last sweep began
+thread_local bool briefly = false;  // it polls under a lock of its caller
 
 }  // namespace
 
 void poll_again_soon() noexcept { moved = true; }
+
+bool BriefPolls::here() noexcept { return briefly; }
+
+bool BriefPolls::enter() noexcept { return !std::exchange(briefly, true); }
+
+void BriefPolls::leave() noexcept { briefly = false; }
 
 void Progress::set_patience(int factor) noexcept {
   auto before = patience_.load(std::memory_order_relaxed);

@@ -53,6 +53,7 @@ std::string Work::what() const { return describe(*context_.backend, row(context_
 Subject Work::subject() const { return {*context_.group, context_.seq, row(context_.op).is(kPeer)}; }
 
 void Work::begin() noexcept {
+  const BriefPolls polls(context_.brief);
   try {
     if (advance()) finish();
   } catch (...) {

@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <future>
 #include <numeric>
 
 #include "shm_ranks.h"
@@ -335,6 +336,35 @@ TEST(a_rank_that_vanishes_ends_the_waits_of_the_others) {
     });
   }
   for (auto& thread : threads) thread.join();
+}
+
+// The caller's lock would keep other threads waiting meanwhile.
+TEST(polls_under_a_lock_move_no_data_of_large_calls) {
+  constexpr int64_t kLarge = 1 << 20;
+  std::promise<void> begun;
+  together(2, [&](shm::Engine& engine, int rank) {
+    auto large = values(rank, kLarge), small = values(rank, 9);
+    const auto first = call_of(Op::all_reduce, nullptr, &large), second = call_of(Op::all_reduce, nullptr, &small);
+    if (rank == 1) {
+      begun.get_future().wait();
+      run(engine, first);
+      run(engine, second);
+    } else {
+      Lane lane(false);
+      engine.collective(first, lane);
+      engine.collective(second, lane);
+      auto requests = lane.take();
+      begun.set_value();
+      while (shared->counts(1).copied_in.load() == 0) std::this_thread::yield();
+      for (int poll = 0; poll < 100; ++poll) {
+        const BriefPolls polls;
+        CHECK(!requests.back()->poll());
+      }
+      CHECK(!BriefPolls::here() && shared->counts(0).combined.load() == 0);
+      wait(std::move(requests));
+    }
+    CHECK(large == sums(2, kLarge) && small == sums(2, 9));
+  });
 }
 
 TEST(a_thread_that_announced_its_sleep_asks_whether_another_one_has_completed_the_operation) {

@@ -297,14 +297,17 @@ void Engine::move_messages(Burst& burst) {
     fail_with_all(*messages_.difference());
 }
 
-// With the turn. True if other ranks may wait for this progress, or if an operation is complete.
-bool Engine::advance_all() {
+// With the turn. True if other ranks may wait for this progress, or if an operation is complete. `brief`: advances only
+// small collectives, and those behind large ones wait.
+bool Engine::advance_all(bool brief) {
   Burst burst;
   bool some = false;
-  move_messages(burst);
+  if (!brief) move_messages(burst);
   while (!queue_.empty() && burst.left > 0) {
     auto& first = *queue_.front();
-    if (!advance(first.call, Blocks(first.call, rank_, size_), first.cursor, burst)) break;
+    const Blocks blocks(first.call, rank_, size_);
+    if (brief && !Steps::takes(blocks)) break;
+    if (!advance(first.call, blocks, first.cursor, burst)) break;
     queue_.front()->done.store(true, std::memory_order_release);
     queue_.pop_front();
     some = true;
@@ -315,15 +318,16 @@ bool Engine::advance_all() {
   return burst.published || some;
 }
 
-bool Engine::try_progress() {
+bool Engine::try_progress(bool brief) {
   const Turn turn(*this, std::try_to_lock);
-  if (!turn.owns() || failed() || aborted() || !advance_all()) return false;
+  if (!turn.owns() || failed() || aborted() || !advance_all(brief)) return false;
   poll_again_soon();
   return true;
 }
 
 void Engine::progress() {
-  if (try_progress()) return;
+  const bool brief = BriefPolls::here();
+  if (try_progress(brief) || brief) return;
   if ((idle_.fetch_add(1, std::memory_order_relaxed) + 1) % kPollsPerCheck == 0) check_peers();
 }
 

@@ -75,7 +75,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   class Turn;
 
   bool advance(const Call& call, const Blocks& blocks, Cursor& cursor, Burst& burst);
-  bool advance_all();
+  bool advance_all(bool brief = false);
   void move_messages(Burst& burst);
   // Calls over(burst) until it is true, at most `polls` times. Wakes the other ranks if something was published: at the
   // end, or early if polling goes on.
@@ -84,7 +84,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool complete_now(const Call& call, Cursor& cursor, int polls);
   std::shared_ptr<Message> start(const Call& call, bool sends, Buffer buffer, int peer, int tag, Context context);
   void await(const std::vector<std::shared_ptr<Message>>& messages, Lane& lane);
-  bool try_progress();
+  bool try_progress(bool brief = false);
   bool forked() const;
   // Without the turn, failure_ may be read only after an acquiring load.
   bool failed() const { return failed_.load(std::memory_order_relaxed); }
