@@ -59,6 +59,11 @@ def test_forms_that_differ(pools: Pools, world: int) -> None:
     pools.get("processes", world).run(shm.forms_that_differ, limit=60)
 
 
+def test_memory_that_a_tensor_gives_up(pools: Pools) -> None:
+    """`x.data = y` while a call runs on x."""
+    pools.get("processes", 2).run(shm.memory_that_a_tensor_gives_up, limit=60)
+
+
 def test_sizes_that_differ(pools: Pools) -> None:
     """An exchange whose sizes do not fit is an error where they do not, and the ranks go on."""
     pools.get("processes", 2).run(shm.sizes_that_differ, limit=60)

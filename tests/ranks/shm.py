@@ -124,6 +124,23 @@ def forms_that_differ() -> None:
         assert (x == sum(range(size))).all()
 
 
+def memory_that_a_tensor_gives_up() -> None:
+    """A running call keeps the memory with which it began: 64 MiB go back to the system when they are freed."""
+    session.start("shm")
+    rank, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
+    x = torch.full((16 << 20,), float(rank))
+    if rank == 0:
+        work = mcr_dl.all_reduce(x, async_op=True)
+        x.data = torch.full((1,), -1.0)
+        mcr_dl.send(torch.ones(1), 1)
+        work.wait()
+        assert x.tolist() == [-1.0]
+    else:
+        mcr_dl.recv(torch.empty(1), 0)  # rank 0's call waits for this one
+        mcr_dl.all_reduce(x)
+        assert (x == sum(range(size))).all()
+
+
 def sizes_that_differ() -> None:
     """A call that fails after it was sent, on one rank alone, counts on all ranks."""
     session.start("shm")

@@ -6,6 +6,12 @@
 
 namespace mcr::python {
 
+KeptTensors::KeptTensors(TensorList all, std::size_t results) : all_(std::move(all)), results_(results) {
+  for (const auto& tensor : all_) {
+    if (tensor.has_storage()) memory_.push_back(tensor.storage());
+  }
+}
+
 std::vector<at::Tensor> KeptTensors::results() const {
   const std::lock_guard lock(mutex_);
   std::vector<at::Tensor> found(all_.begin(), all_.begin() + results_);
@@ -19,16 +25,22 @@ KeptTensors::~KeptTensors() { release(); }
 
 void KeptTensors::release() {
   TensorList given_up;
+  Storages memory;
   {
     const std::lock_guard lock(mutex_);
     for (std::size_t i = 0; i < results_; ++i) left_.emplace_back(all_[i].getIntrusivePtr());
     results_ = 0;
     given_up.swap(all_);
+    memory.swap(memory_);
   }
   // Without the lock, as freeing may run the allocator's code.
   const WhilePythonLives lives;
-  if (!lives) static_cast<void>(immortal<TensorList>(std::move(given_up)));
+  if (!lives) {
+    static_cast<void>(immortal<TensorList>(std::move(given_up)));
+    static_cast<void>(immortal<Storages>(std::move(memory)));
+  }
   given_up.clear();
+  memory.clear();
 }
 
 }  // namespace mcr::python

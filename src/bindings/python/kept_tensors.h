@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
 
 #include <cstddef>
 #include <mutex>
@@ -13,17 +14,18 @@
 
 namespace mcr::python {
 
-/// The tensors that a Work keeps for the caller: all tensors of the call, and which of them hold its result.
+/// The tensors that a Work keeps for the caller: all tensors of the call, and which of them hold its result. It also
+/// keeps the memory that they have now, as the program may give a tensor other memory (`x.data = y`).
 class KeptTensors {
  public:
   /// The first `results` tensors of `all` hold the result.
-  KeptTensors(TensorList all, std::size_t results) : all_(std::move(all)), results_(results) {}
+  KeptTensors(TensorList all, std::size_t results);
   KeptTensors(const KeptTensors&) = delete;
   KeptTensors& operator=(const KeptTensors&) = delete;
   ~KeptTensors();
   /// The result tensors that have not been released.
   std::vector<at::Tensor> results() const;
-  /// Releases all tensors.
+  /// Releases all tensors and their memory.
   void release();
   /// The result tensors of a Work; empty if it keeps none.
   static std::vector<at::Tensor> results_of(const Work& work) {
@@ -34,8 +36,11 @@ class KeptTensors {
   static void release_of(void* kept) { static_cast<KeptTensors*>(kept)->release(); }
 
  private:
+  using Storages = c10::SmallVector<c10::Storage, 2>;
+
   mutable std::mutex mutex_;
   TensorList all_;
+  Storages memory_;
   std::size_t results_;
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> left_;
 };
