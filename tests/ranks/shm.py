@@ -84,6 +84,7 @@ def shared_tensors_are_tensors() -> None:
     assert x.dtype == torch.get_default_dtype()
     assert x.is_contiguous()
     assert not x._is_view()
+    assert not x.untyped_storage().resizable()
     assert mcr_dl.empty_shared((4,), dtype=torch.bfloat16).dtype == torch.bfloat16
     assert mcr_dl.empty_shared().shape == ()
     assert mcr_dl.empty_shared(0, 5).shape == (0, 5)

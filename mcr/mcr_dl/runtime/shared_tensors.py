@@ -20,8 +20,9 @@ def empty_shared(*size: SupportsIndex | Sequence[SupportsIndex], dtype: torch.dt
     """Make a tensor on the CPU that the other ranks of this host can read without a copy.
 
     Large collectives and messages of the backend ``shm`` then read the tensor where it is, instead of pieces of it that
-    this rank copies into the group's memory. All other backends, and all of torch's functions, work on it as on any
-    tensor. Each rank decides for itself: the ranks' tensors of one call may differ in this.
+    this rank copies into the group's memory. All other backends, and torch's functions, work on it as on any tensor,
+    except that its storage cannot be resized. Each rank decides for itself: the ranks' tensors of one call may differ
+    in this.
 
     Allocating such a tensor populates its memory, which takes about as long as writing it: make it once, and use it
     many times. Its memory goes back to the system with the tensor. A process that is forked from this one shares the
