@@ -425,6 +425,25 @@ TEST(ranks_of_several_hosts_leave_no_keys) {
   CHECK(store.size() == 1);  // the last key of rank 0, which other ranks may still read
 }
 
+TEST(the_end_of_a_connection_is_named_while_ranks_meet) {
+  const shm::Patience patience{std::chrono::steady_clock::now() + 10s};
+  const auto name = "mcr_dl-end-" + std::to_string(getpid());
+  const auto listener = shm::listen_at(name, 1);
+  auto there = shm::connect_to(name, patience);
+  const auto here = shm::accept_from(listener, patience);
+  there = File();
+  for (const bool text : {false, true}) {
+    const auto failure = ranks::failure([&] {
+      if (text) {
+        shm::receive_text(here, 1, patience);
+      } else {
+        shm::receive_file(here, patience);
+      }
+    });
+    CHECK(failure.code == ErrorCode::Backend && check::has(failure.text, "got the end of the connection"));
+  }
+}
+
 // In a network namespace of this thread and of those that it starts.
 TEST(ranks_connect_where_few_connections_may_wait) {
   const File before(open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC));

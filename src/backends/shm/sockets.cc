@@ -33,6 +33,15 @@ constexpr int kUsualBacklog = 128;
               std::string("shm: ") + what + ": " + std::system_category().message(number) + advice_on_files(number));
 }
 
+// `got`: the bytes that `what` has received.
+void require_some(const char* what, ssize_t got) {
+  if (got < 0) failed(what);
+  if (got > 0) return;
+  throw Error(ErrorCode::Backend,
+              "shm: expected data of another rank while the ranks of the group connect, got the end of the connection: "
+              "that rank has ended, or has given up; its error says why");
+}
+
 File make_socket(int flags = 0) {
   File made(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | flags, 0));
   if (!made) failed("socket");
@@ -116,7 +125,7 @@ std::string receive_text(const File& socket, std::size_t bytes, const Patience& 
     wait_readable(socket, patience);
     std::array<char, 256> piece{};
     const auto got = recv(socket.get(), piece.data(), std::min(piece.size(), bytes - text.size()), 0);
-    if (got <= 0) failed("recv");
+    require_some("recv", got);
     text.append(piece.data(), static_cast<std::size_t>(got));
   }
   return text;
@@ -152,7 +161,7 @@ File receive_file(const File& socket, const Patience& patience) {
   message.msg_iovlen = 1;
   message.msg_control = room.data();
   message.msg_controllen = room.size();
-  if (recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC) != 1) failed("recvmsg");
+  require_some("recvmsg", recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC));
   const auto* const header = CMSG_FIRSTHDR(&message);
   if ((message.msg_flags & MSG_CTRUNC) != 0) {  // the system had no number for it in this process
     errno = EMFILE;
