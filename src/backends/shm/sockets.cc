@@ -184,7 +184,9 @@ File process_of(const File& socket) {
   const auto number = number_of(socket);
   if (number < 0) return {};
   // close-on-exec by definition
-  return File(static_cast<int>(syscall(SYS_pidfd_open, number, 0)));
+  File process(static_cast<int>(syscall(SYS_pidfd_open, number, 0)));
+  if (!process && (errno == EMFILE || errno == ENFILE)) failed("pidfd_open");
+  return process;
 }
 
 }  // namespace mcr::shm
