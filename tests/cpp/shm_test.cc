@@ -338,6 +338,24 @@ TEST(a_rank_that_vanishes_ends_the_waits_of_the_others) {
   for (auto& thread : threads) thread.join();
 }
 
+TEST(a_request_keeps_the_engine_only_while_it_runs) {
+  together(2, [](shm::Engine& engine, int rank) {
+    const auto owners = [&] { return engine.weak_from_this().use_count(); };
+    const auto before = owners();
+    for (const auto op : {Op::all_reduce, rank == 0 ? Op::send : Op::recv}) {
+      auto data = values(rank, 1 << 20);
+      Lane lane(false);
+      begin(engine, call_of(op, nullptr, &data, op == Op::all_reduce ? 0 : 1 - rank), lane);
+      const auto requests = lane.take();
+      for (const auto& request : requests) {
+        CHECK(owners() == before + 1);
+        while (!request->poll()) request->block(100ms);
+      }
+      CHECK(owners() == before);
+    }
+  });
+}
+
 // The caller's lock would keep other threads waiting meanwhile.
 TEST(polls_under_a_lock_move_no_data_of_large_calls) {
   constexpr int64_t kLarge = 1 << 20;

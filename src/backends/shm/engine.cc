@@ -34,53 +34,66 @@ int count_forks() {
   return forks.load(std::memory_order_relaxed);
 }
 
-class OperationRequest final : public Request {
+// Owns the engine until a poll sees the end, so that a Work which the program keeps does not keep the group's memory.
+class EngineRequest : public Request {
+ public:
+  explicit EngineRequest(std::shared_ptr<Engine> engine) : engine_(std::move(engine)), known_(engine_) {}
+
+  // While another thread may poll.
+  bool block(std::chrono::nanoseconds limit) override {
+    if (const auto engine = known_.lock()) engine->block(limit, [this] { return done(); });
+    return true;
+  }
+
+ protected:
+  virtual bool done() const = 0;
+  // Not while the operation runs.
+  void release() { engine_.reset(); }
+  Engine& engine() { return *engine_; }
+
+ private:
+  std::shared_ptr<Engine> engine_;
+  const std::weak_ptr<Engine> known_;
+};
+
+class OperationRequest final : public EngineRequest {
  public:
   OperationRequest(std::shared_ptr<Engine> engine, std::shared_ptr<Operation> operation)
-      : engine_(std::move(engine)), operation_(std::move(operation)) {}
+      : EngineRequest(std::move(engine)), operation_(std::move(operation)) {}
   ~OperationRequest() override {
-    if (!done()) engine_->abandon(operation_);
+    if (!done()) engine().abandon(operation_);
   }
 
   bool poll() override {
-    if (done()) return true;
-    engine_->progress();
-    if (done()) return true;
-    engine_->check();
+    if (!done()) engine().progress();
+    if (done()) return release(), true;
+    engine().check();
     return false;
-  }
-  bool block(std::chrono::nanoseconds limit) override {
-    engine_->block(limit, [this] { return done(); });
-    return true;
   }
 
  private:
-  bool done() const { return operation_->done.load(std::memory_order_acquire); }
+  bool done() const override { return operation_->done.load(std::memory_order_acquire); }
 
-  std::shared_ptr<Engine> engine_;
   std::shared_ptr<Operation> operation_;
 };
 
-class MessagesRequest final : public Request {
+class MessagesRequest final : public EngineRequest {
  public:
   MessagesRequest(std::shared_ptr<Engine> engine, std::vector<std::shared_ptr<Message>> messages)
-      : engine_(std::move(engine)), messages_(std::move(messages)) {}
+      : EngineRequest(std::move(engine)), messages_(std::move(messages)) {}
   ~MessagesRequest() override {
-    if (!done()) engine_->abandon(messages_);
+    if (!done()) engine().abandon(messages_);
   }
 
   bool poll() override {
-    if (!done()) engine_->progress();
+    if (!done()) engine().progress();
     const bool complete = done();
+    if (complete) release();
     for (const auto& message : messages_) {
       if ((complete || ends_all(*message)) && message->error) throw Error(*message->error);
     }
-    if (!complete) engine_->check();
+    if (!complete) engine().check();
     return complete;
-  }
-  bool block(std::chrono::nanoseconds limit) override {
-    engine_->block(limit, [this] { return done(); });
-    return true;
   }
   int source() const override { return messages_.size() == 1 ? messages_.front()->source : -1; }
 
@@ -89,12 +102,11 @@ class MessagesRequest final : public Request {
   static bool ends_all(const Message& message) {
     return message.done.load(std::memory_order_acquire) && message.error && message.error->code() == ErrorCode::Backend;
   }
-  bool done() const {
+  bool done() const override {
     return std::ranges::all_of(messages_,
                                [](const auto& message) { return message->done.load(std::memory_order_acquire); });
   }
 
-  std::shared_ptr<Engine> engine_;
   std::vector<std::shared_ptr<Message>> messages_;
 };
 
@@ -444,7 +456,7 @@ void Engine::leave() noexcept {
   } catch (const std::exception&) {  // no memory: some calls stay incomplete
   }
   note_end();
-  // Not only in the end: requests that the program keeps own this object.
+  // Not only in the end: requests that have failed, or are incomplete, own this object.
   if (failed()) peers_.shut_down();
 }
 

@@ -35,7 +35,7 @@ struct Operation {
 };
 
 /// Runs the operations of a communicator. Collectives run in the order of issue; a thread that polls one of them also
-/// makes progress for the others. Every method may be called from any thread. Requests share its ownership.
+/// makes progress for the others. Every method may be called from any thread. Running requests share its ownership.
 class Engine : public std::enable_shared_from_this<Engine> {
  public:
   using Nanoseconds = std::chrono::nanoseconds;
