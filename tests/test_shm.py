@@ -60,7 +60,7 @@ def test_forms_that_differ(pools: Pools, world: int) -> None:
 
 
 def test_memory_that_a_tensor_gives_up(pools: Pools) -> None:
-    """`x.data = y` while a call runs on x."""
+    """A tensor gets other memory while a call runs on it."""
     pools.get("processes", 2).run(shm.memory_that_a_tensor_gives_up, limit=60)
 
 
