@@ -25,7 +25,7 @@ from markdown_text import paragraph, table
 from mcr_dl.commands.console import Console, bars
 from mcr_dl.examples import bytescheduler as example
 from mcr_dl.examples import bytescheduler_emulated as emulated
-from mcr_dl.schedule.credit import Layer, Transfer, simulate
+from mcr_dl.schedule.bytescheduler.credit import Layer, Transfer, simulate
 from mcr_dl.testing.orders import best, best_of_whole, ready_times
 
 UNIT = Transfer(((1, 1),))

@@ -20,7 +20,7 @@ import script
 from markdown_text import table
 from mcr_dl.commands.console import Console, bars
 from mcr_dl.examples import bytescheduler_models as models
-from mcr_dl.schedule.planning import Plan
+from mcr_dl.schedule.bytescheduler.planning import Plan
 
 CANDIDATES = ("gloo", "shm")
 MODELS = ("vgg16", "resnet50", "transformer-base")

@@ -11,7 +11,7 @@ import torch
 
 from harness import Pools
 from mcr_dl.groups import torch_groups
-from mcr_dl.schedule import checks
+from mcr_dl.schedule.bytescheduler import checks
 from ranks import schedule, schedule_defects, schedule_loops, schedule_programs
 
 # ---- training: the cases of a pool share two lives of the runtime, which take longer than the steps

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from mcr_dl.base.errors import McrError
-from mcr_dl.schedule import leader
-from mcr_dl.schedule.issue import Issuer, Partition
-from mcr_dl.schedule.leader import Leader
+from mcr_dl.schedule.bytescheduler import leader
+from mcr_dl.schedule.bytescheduler.issue import Issuer, Partition
+from mcr_dl.schedule.bytescheduler.leader import Leader
 
 
 class _Operation:

@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from mcr_dl.base.errors import InvalidArgumentError
-from mcr_dl.schedule import checks, credit, kept, planning, search, tuning
-from mcr_dl.schedule.credit import Layer, Transfer, simulate
-from mcr_dl.schedule.gradients import guarded, pieces_of
+from mcr_dl.schedule.bytescheduler import checks, credit, kept, planning, search, tuning
+from mcr_dl.schedule.bytescheduler.credit import Layer, Transfer, simulate
+from mcr_dl.schedule.bytescheduler.gradients import guarded, pieces_of
 from mcr_dl.testing.orders import best, best_of_whole, ready_times
 from ranks import schedule_loops
 

@@ -17,8 +17,9 @@ from harness import Pools
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.planner import lanes
 from mcr_dl.planner.plans import Planner
-from mcr_dl.schedule import Syndicate, known, measured, plan_trace, replanning
-from mcr_dl.schedule.slowdown import Slowdown
+from mcr_dl.schedule import Syndicate
+from mcr_dl.schedule.syndicate import known, measured, plan_trace, replanning
+from mcr_dl.schedule.syndicate.slowdown import Slowdown
 from mcr_dl.testing import plan_graphs
 from ranks import syndicate, syndicate_groups, syndicate_known, syndicate_late
 

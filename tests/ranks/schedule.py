@@ -20,7 +20,8 @@ from torch.utils.checkpoint import checkpoint
 import mcr_dl
 from mcr_dl.base import launcher
 from mcr_dl.base.errors import McrError
-from mcr_dl.schedule import ByteScheduler, kept
+from mcr_dl.schedule import ByteScheduler
+from mcr_dl.schedule.bytescheduler import kept
 from ranks.schedule_loops import ALL, FEWER, LONG, OPTIMIZERS, PREPARED, Model, Network, loss_of, network
 from ranks.torch_training import life
 

@@ -21,8 +21,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import mcr_dl
 from mcr_dl.base.errors import InvalidArgumentError, McrError, UnsupportedError
-from mcr_dl.schedule import ByteScheduler, planning, tuning
-from mcr_dl.schedule.issue import Issuer, Partition
+from mcr_dl.schedule import ByteScheduler
+from mcr_dl.schedule.bytescheduler import planning, tuning
+from mcr_dl.schedule.bytescheduler.issue import Issuer, Partition
 from ranks.schedule_programs import Around, Several
 from ranks.torch_training import life
 

@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.checkpoint import checkpoint
 
 from mcr_dl.schedule import ByteScheduler
-from mcr_dl.schedule.gradients import Piece
+from mcr_dl.schedule.bytescheduler.gradients import Piece
 
 STEPS = 50  # of the plain loop
 LONG = 540  # of all plans that a search compares

@@ -24,7 +24,8 @@ from typing import Any
 import torch
 
 import mcr_dl
-from mcr_dl.schedule import Syndicate, known, measured, slowdown
+from mcr_dl.schedule import Syndicate
+from mcr_dl.schedule.syndicate import known, measured, slowdown
 from mcr_dl.testing.plans import Planned
 from ranks import session
 from ranks.syndicate import ROUNDS, Program, random_plans_of

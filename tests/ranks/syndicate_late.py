@@ -12,7 +12,7 @@ import torch
 
 import mcr_dl
 from mcr_dl.runtime import meetings
-from mcr_dl.schedule import replanning
+from mcr_dl.schedule.syndicate import replanning
 from mcr_dl.testing.plans import Planned
 from ranks import session
 from ranks.syndicate import Program, random_plans_of

@@ -46,7 +46,7 @@ class Attempt:
         ``outer``: the one of a larger group that this is a part of, whose number it has.
         """
         self.group, self._outer = group, outer
-        self._turn = self._next_turn() if outer is None else outer._turn
+        self._turn: int = self._next_turn() if outer is None else outer._turn
         self._store = torch_dist.PrefixStore(self.name("attempt"), state.current().store)
 
     def _next_turn(self) -> int:

@@ -3,10 +3,29 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 Event = dict[str, Any]
+
+
+@dataclass
+class Traced:
+    """The steps in a block of ``ByteScheduler.traced``, or the iterations in one of ``Syndicate.traced``.
+
+    ``exposed_ms``: how long the program waited for gradients, or for calls, in each of them, milliseconds on this rank:
+    communication that computation does not hide. ``planned_ms``: the same by simulation (of Syndicate: on rank 0).
+    """
+
+    planned_ms: float = 0.0
+    exposed_ms: list[float] = field(default_factory=list)
+
+    @property
+    def median_ms(self) -> float:
+        """The median of ``exposed_ms``; 0 without steps."""
+        return statistics.median(self.exposed_ms or [0.0])
 
 
 def named(process: int, name: str, threads: Mapping[int, str]) -> list[Event]:

@@ -11,10 +11,10 @@ from typing import Any
 from mcr_dl.planner import lanes, motifs, options
 from mcr_dl.planner.plans import Place
 from mcr_dl.schedule import Syndicate
-from mcr_dl.schedule.execution import Document
-from mcr_dl.schedule.known import Settings
-from mcr_dl.schedule.measured import Iteration
-from mcr_dl.schedule.replanning import Replanner
+from mcr_dl.schedule.syndicate.execution import Document
+from mcr_dl.schedule.syndicate.known import Settings
+from mcr_dl.schedule.syndicate.measured import Iteration
+from mcr_dl.schedule.syndicate.replanning import Replanner
 
 Make = Callable[[Iteration, int], list[Document]]
 """Makes the plans of an iteration, with at most so many lanes."""

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
 from mcr_dl.base.errors import UnsupportedError
-from mcr_dl.schedule.gradients import Hyperparameters, Piece
+from mcr_dl.schedule.bytescheduler.gradients import Hyperparameters, Piece
 
 # Attributes of the original that its copy must not have: wrappers around its step, and functions around each step.
 _OWN = ("step", "zero_grad", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")

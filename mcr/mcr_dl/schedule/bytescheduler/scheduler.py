@@ -17,13 +17,14 @@ from torch.optim import Optimizer
 
 from mcr_dl.base.errors import McrError, UnsupportedError
 from mcr_dl.runtime import handles, state
-from mcr_dl.schedule import buffers, checks, choosing, guard, hooks, own_groups, planning, timeline
-from mcr_dl.schedule.gradients import Parameter, Piece, in_order, joined
-from mcr_dl.schedule.issue import Issuer, Partition, Transfers
-from mcr_dl.schedule.leader import Leader
-from mcr_dl.schedule.tuning import Trial
-from mcr_dl.schedule.updates import Updates, outside_inference
-from mcr_dl.schedule.uses import Uses
+from mcr_dl.schedule.bytescheduler import buffers, checks, choosing, guard, hooks, own_groups, planning, timeline
+from mcr_dl.schedule.bytescheduler.gradients import Parameter, Piece, in_order, joined
+from mcr_dl.schedule.bytescheduler.issue import Issuer, Partition, Transfers
+from mcr_dl.schedule.bytescheduler.leader import Leader
+from mcr_dl.schedule.bytescheduler.tuning import Trial
+from mcr_dl.schedule.bytescheduler.updates import Updates, outside_inference
+from mcr_dl.schedule.bytescheduler.uses import Uses
+from mcr_dl.schedule.events import Traced
 
 _log = logging.getLogger("mcr_dl")
 
@@ -163,7 +164,7 @@ class ByteScheduler(nn.Module):
             _log.warning("ByteScheduler: the updates of the last step were not made: %s", error)
 
     @contextmanager
-    def traced(self, path: str | os.PathLike[str]) -> Iterator[timeline.Traced]:
+    def traced(self, path: str | os.PathLike[str]) -> Iterator[Traced]:
         """Write the plan and the steps in the block to a Chrome trace, for Perfetto; each rank names its own file.
 
         Gives how much communication was exposed, in milliseconds per step. Raises McrError before there is a plan.

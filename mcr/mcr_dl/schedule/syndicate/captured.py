@@ -15,8 +15,8 @@ from mcr_dl.planner import capture
 from mcr_dl.records import log as records
 from mcr_dl.records.log import Record
 from mcr_dl.runtime import state
-from mcr_dl.schedule import execution, measured
-from mcr_dl.schedule.known import KEPT, Known
+from mcr_dl.schedule.syndicate import execution, measured
+from mcr_dl.schedule.syndicate.known import KEPT, Known
 
 _COMPLETE = timedelta(seconds=1)  # for the calls of the last iteration to be complete
 

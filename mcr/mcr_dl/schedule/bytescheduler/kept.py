@@ -21,7 +21,7 @@ from mcr_dl import _C
 from mcr_dl.base import documents
 from mcr_dl.base.errors import McrError
 from mcr_dl.runtime import state
-from mcr_dl.schedule.planning import Plan
+from mcr_dl.schedule.bytescheduler.planning import Plan
 from mcr_dl.tables import table
 from mcr_dl.tables.host import host
 

@@ -18,10 +18,9 @@ from mcr_dl.groups import default_group
 from mcr_dl.planner import capture
 from mcr_dl.records import log as records
 from mcr_dl.records.log import Record
-from mcr_dl.schedule.events import Event, named, operation, span
-from mcr_dl.schedule.known import Phase
-from mcr_dl.schedule.replanning import Replanner
-from mcr_dl.schedule.timeline import Traced
+from mcr_dl.schedule.events import Event, Traced, named, operation, span
+from mcr_dl.schedule.syndicate.known import Phase
+from mcr_dl.schedule.syndicate.replanning import Replanner
 
 _PLAN, _RANK = 0, 1  # processes in the trace
 _ITERATIONS, _COMPUTATION, _WAITING = 1, 2, 3  # threads

@@ -19,8 +19,8 @@ from mcr_dl.base import agreement
 from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError, McrError, UnsupportedError
 from mcr_dl.passes import chain
 from mcr_dl.runtime import changes, state
-from mcr_dl.schedule import hooks, search
-from mcr_dl.schedule.gradients import Piece, pieces_of
+from mcr_dl.schedule.bytescheduler import hooks, search
+from mcr_dl.schedule.bytescheduler.gradients import Piece, pieces_of
 
 Limit = int | str | None
 

@@ -12,10 +12,10 @@ from typing import Any
 from mcr_dl import _C
 from mcr_dl.measure import cases
 from mcr_dl.runtime import changes, state
-from mcr_dl.schedule import kept, planning, search, tuning
-from mcr_dl.schedule.gradients import Piece
-from mcr_dl.schedule.issue import Transfers
-from mcr_dl.schedule.planning import Plan
+from mcr_dl.schedule.bytescheduler import kept, planning, search, tuning
+from mcr_dl.schedule.bytescheduler.gradients import Piece
+from mcr_dl.schedule.bytescheduler.issue import Transfers
+from mcr_dl.schedule.bytescheduler.planning import Plan
 
 _log = logging.getLogger("mcr_dl")
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from mcr_dl.schedule.gradients import Parameter
+from mcr_dl.schedule.bytescheduler.gradients import Parameter
 
 
 class _Hook:

@@ -10,7 +10,7 @@ from mcr_dl import _C
 from mcr_dl.planner import capture
 from mcr_dl.planner import lanes as planned_lanes
 from mcr_dl.planner.plans import Place, Plan, Planner
-from mcr_dl.schedule import measured
+from mcr_dl.schedule.syndicate import measured
 
 Document = dict[str, Any]
 """``name``; ``calls``: form, candidates and lanes of each call, or None where it stays as it is; ``order``: call, motif

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from mcr_dl.schedule import planning
-from mcr_dl.schedule.planning import Plan
+from mcr_dl.schedule.bytescheduler import planning
+from mcr_dl.schedule.bytescheduler.planning import Plan
 
 DROPPED, COUNTED = 2, 6  # steps of a turn in the shortlist
 PROBE_DROPPED, PROBE_COUNTED = 5, 20  # steps of a probe of the search

@@ -14,8 +14,8 @@ import torch
 from mcr_dl import _C
 from mcr_dl.base import agreement
 from mcr_dl.runtime import changes
-from mcr_dl.schedule import credit
-from mcr_dl.schedule.issue import Issuer, Partition
+from mcr_dl.schedule.bytescheduler import credit
+from mcr_dl.schedule.bytescheduler.issue import Issuer, Partition
 
 PARTITIONS = (None, *(1 << power for power in range(23, 15, -1)))  # bytes
 CREDITS = (None, 4, 2, 1)  # partitions in flight

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,32 +14,15 @@ from torch import nn
 
 from mcr_dl.base.documents import write_rows
 from mcr_dl.base.errors import McrError
-from mcr_dl.schedule import credit, planning
-from mcr_dl.schedule.events import named, operation, span
-from mcr_dl.schedule.issue import Issuer, Partition
+from mcr_dl.schedule.bytescheduler import credit, planning
+from mcr_dl.schedule.bytescheduler.issue import Issuer, Partition
+from mcr_dl.schedule.events import Traced, named, operation, span
 
 _PLAN, _RANK = 0, 1  # processes in the trace
 _COMPUTATION, _WAITING = 1, 2
 _THREADS = {_COMPUTATION: "computation", _WAITING: "waiting for gradients"}
 
 Span = tuple[int, int]  # nanoseconds
-
-
-@dataclass
-class Traced:
-    """The steps in a block of ``ByteScheduler.traced``, or the iterations in one of ``Syndicate.traced``.
-
-    ``exposed_ms``: how long the program waited for gradients, or for calls, in each of them, milliseconds on this rank:
-    communication that computation does not hide. ``planned_ms``: the same by simulation (of Syndicate: on rank 0).
-    """
-
-    planned_ms: float = 0.0
-    exposed_ms: list[float] = field(default_factory=list)
-
-    @property
-    def median_ms(self) -> float:
-        """The median of ``exposed_ms``; 0 without steps."""
-        return statistics.median(self.exposed_ms or [0.0])
 
 
 @dataclass

@@ -17,7 +17,7 @@ import torch
 
 from mcr_dl import _C
 from mcr_dl.base.errors import McrError
-from mcr_dl.schedule.leader import Leader
+from mcr_dl.schedule.bytescheduler.leader import Leader
 
 _SUM, _MAX = torch.distributed.ReduceOp.SUM, torch.distributed.ReduceOp.MAX
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from mcr_dl.schedule.planning import Plan
-from mcr_dl.schedule.tuning import Probes
+from mcr_dl.schedule.bytescheduler.planning import Plan
+from mcr_dl.schedule.bytescheduler.tuning import Probes
 
 _log = logging.getLogger("mcr_dl")
 

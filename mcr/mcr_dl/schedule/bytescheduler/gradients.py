@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from mcr_dl.base.errors import UnsupportedError
-from mcr_dl.schedule import credit
-from mcr_dl.schedule.issue import Partition
+from mcr_dl.schedule.bytescheduler import credit
+from mcr_dl.schedule.bytescheduler.issue import Partition
 
 SMALL = 64 << 10  # bytes; smaller gradients of a module are reduced in one piece of memory
 

@@ -25,10 +25,10 @@ from mcr_dl.planner.graph import Graph, hash_of
 from mcr_dl.planner.plans import Plan, Planner
 from mcr_dl.runtime import state
 from mcr_dl.runtime.meetings import Meetings, value_of_rank_0, value_or_problem
-from mcr_dl.schedule import captured, execution, measured
-from mcr_dl.schedule.captured import Captures
-from mcr_dl.schedule.known import KEPT, Event, Known, Phase, Settings, Turn
-from mcr_dl.schedule.slowdown import Slowdown
+from mcr_dl.schedule.syndicate import captured, execution, measured
+from mcr_dl.schedule.syndicate.captured import Captures
+from mcr_dl.schedule.syndicate.known import KEPT, Event, Known, Phase, Settings, Turn
+from mcr_dl.schedule.syndicate.slowdown import Slowdown
 
 _log = logging.getLogger("mcr_dl")
 

@@ -20,10 +20,10 @@ from mcr_dl.passes import chain
 from mcr_dl.passes.log import Log
 from mcr_dl.planner.graph import Graph
 from mcr_dl.runtime import communicators, state
-from mcr_dl.schedule import plan_trace
-from mcr_dl.schedule.known import Event, Settings, Turn
-from mcr_dl.schedule.replanning import Replanner
-from mcr_dl.schedule.timeline import Traced
+from mcr_dl.schedule.events import Traced
+from mcr_dl.schedule.syndicate import plan_trace
+from mcr_dl.schedule.syndicate.known import Event, Settings, Turn
+from mcr_dl.schedule.syndicate.replanning import Replanner
 
 _all: weakref.WeakSet[Syndicate] = weakref.WeakSet()
 _unfinished: list[Syndicate] = []  # exceptions have ended their blocks, and the groups still have their passes

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from mcr_dl.planner.graph import hash_of
-from mcr_dl.schedule import execution
+from mcr_dl.schedule.syndicate import execution
 
 KEPT = 6  # iterations that are looked at, and repetitions from which they are found
 CHECK = 5  # iterations between two decisions of rank 0, at least
