@@ -6,6 +6,7 @@ Networks that are cut need real ones: tests/lab.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -107,6 +108,31 @@ def test_a_process_of_another_host_comes(nursery: Nursery, before: str, after: s
             jobs.killed(nursery, [new])
     jobs.end(nursery, [*survivors, new])
     jobs.expect([*survivors, new], 0, "group of 3 of 3: rank")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ("bench --ops all_reduce -b 4 -e 4 --budget 0.02", "gloo"),
+        ("bench --ops barrier --backends auto,all,gloo --budget 0.02", "gloo"),
+        (
+            "tuning --ops all_reduce -b 4 -e 4 --dtypes float32 --no-async --budget 0.02 -o t.json",
+            "the fastest by size",
+        ),
+    ],
+)
+def test_commands_on_several_hosts(nursery: Nursery, tmp_path: Path, arguments: str, text: str) -> None:
+    """They measure the backends that all ranks can use, without those that connect one host; MCR_DL_TOPOLOGY may be of
+    another job.
+    """
+    command, *others = arguments.replace("t.json", str(tmp_path / "t.json")).split()
+    topology = {"format": "mcr-dl topology", "version": 1, "dimensions": [{"name": "rank", "size": 4}]}
+    (tmp_path / "topology.json").write_text(json.dumps(topology))
+    variables = {"MCR_DL_TOPOLOGY": str(tmp_path / "topology.json"), "MCR_DL_TUNING_TABLE": "none"}
+    ranks = start(nursery, "0,1", "command", f"mcr_dl.{command}", *others, **variables)
+    jobs.end(nursery, ranks)
+    jobs.expect(ranks, 0)
+    jobs.expect(ranks[:1], 0, text, "MCR_DL_TOPOLOGY is not used: expected 2 ranks, got a topology of 4")
 
 
 @pytest.mark.parametrize("value", ["-1", "1", "five", "nan", "1e9"])

@@ -13,10 +13,10 @@ from functools import partial
 from rich.progress import BarColumn, TimeRemainingColumn
 
 from mcr_dl import _C
-from mcr_dl.base import launcher, variables
+from mcr_dl.base import launcher
 from mcr_dl.base.errors import InvalidArgumentError, McrError
 from mcr_dl.base.operations import operation_of
-from mcr_dl.bench import report
+from mcr_dl.bench import report, starting
 from mcr_dl.bench._sweep import Row, Settings, points, sweep
 from mcr_dl.bench.mix import MixResult, parse_mix, run_mix
 from mcr_dl.bench.ranks import bind, launched, run_local
@@ -160,13 +160,12 @@ def _start(settings: Settings) -> tuple[_C.Group, list[str]]:
     if "auto" not in wanted:
         os.environ.pop(rules.VARIABLE, None)  # all calls name their candidates
     ruled = [rule.candidate for rule in rules.parse(os.environ.get(rules.VARIABLE, ""), None)]
-    named = registry.with_parts(name for name in (*wanted, *ruled) if name not in ("all", "auto"))
+    named = registry.with_needed(name for name in (*wanted, *ruled) if name not in ("all", "auto"))
     devices.take(settings.device)
-    usable = devices.usable_backends(settings.device) if {"all", "auto"} & set(wanted) else []
-    variables.leave_out_passes()
     # Only "auto" and computed shares need measurements, which a start without any would make first.
     needed = "auto" in wanted or any(_C.Candidate(name).parts for name in wanted)
-    default_group.init_process_group([*dict.fromkeys([*usable, *named])], tuning_table=None if needed else "none")
+    automatic = not {"all", "auto"}.isdisjoint(wanted)
+    starting.start(named, settings.device, automatic=automatic, tuning_table=None if needed else "none")
     group = _C.world()
     assert group is not None
     names = [name for each in wanted for name in (candidates(group) if each == "all" else [each])]

@@ -92,12 +92,9 @@ def start(
     device_id: torch.device | int | None = None,
     tuning_table: str | os.PathLike[str] | None = None,
     passes: Iterable[Any] | None = None,
-    memory: str | None = None,
+    automatic: startup.Automatic = startup.AUTOMATIC,
 ) -> None:
-    """Do the work of init_process_group(), except for torch's process group.
-
-    ``memory``: "cpu" leaves backends for devices alone out of ``auto``; equal on all ranks.
-    """
+    """Do the work of init_process_group(), except for torch's process group."""
     watch.refuse_fork()
     if state.is_initialized():
         message = "init_process_group: the default group is initialized already; call destroy_process_group() first"
@@ -120,11 +117,14 @@ def start(
         device, mistake = _device(device_id, mistake)
         current = state.begin(launch, store, limit, wanted, device)
         current.passes = specifications
-        _begin(current, tuning_table, mistake, memory)
+        _begin(current, tuning_table, mistake, automatic)
 
 
 def _begin(
-    current: state.State, tuning_table: str | os.PathLike[str] | None, mistake: Exception | None, memory: str | None
+    current: state.State,
+    tuning_table: str | os.PathLike[str] | None,
+    mistake: Exception | None,
+    automatic: startup.Automatic,
 ) -> None:
     """Begin a life of the runtime, once the ranks have met."""
     try:
@@ -132,7 +132,7 @@ def _begin(
             rank, size = current.launch.rank, current.launch.size
             current.detail = os.environ.get("MCR_DL_DEBUG", "").lower() == "detail"
             watch.start(current.store, rank, size, state.living, detail=current.detail, awaited=_ends_all())
-        _agree(current, tuning_table, mistake, memory)
+        _agree(current, tuning_table, mistake, automatic)
         watch.watch_processes(current.knowledge.nodes)
         current.staging = devices.agree(current)
         _C.set_world(_make_world(current))
@@ -200,7 +200,10 @@ def start_again(former: watch.Former, begin: Callable[[], state.State]) -> state
 
 
 def _agree(
-    current: state.State, tuning_table: str | os.PathLike[str] | None, mistake: Exception | None, memory: str | None
+    current: state.State,
+    tuning_table: str | os.PathLike[str] | None,
+    mistake: Exception | None,
+    automatic: startup.Automatic,
 ) -> None:
     """Make all ranks start the same backends on the same libraries, and choose by the same table.
 
@@ -208,10 +211,10 @@ def _agree(
     the rank itself the mistake, also if the others do not come.
     """
     store, rank, size = torch_dist.PrefixStore("init", current.store), current.launch.rank, current.launch.size
-    automatic = not current.backends
+    unnamed = not current.backends
     try:
         problem = "" if mistake is None else text_of(mistake)
-        agreed = startup.agree(store, rank, size, current.backends, problem, memory)
+        agreed = startup.agree(store, rank, size, current.backends, problem, automatic)
     except Exception as error:
         if mistake is None:
             raise
@@ -224,7 +227,7 @@ def _agree(
     facts |= {"topology": dimensions.own(), "job": uuid.uuid4().hex, "passes": chain.terms_of(current.passes)}
 
     def themis(grid: _C.Topology | None) -> list[str]:
-        return startup.over_dimensions(grid, agreed) if automatic else []
+        return startup.over_dimensions(grid, agreed) if unnamed else []
 
     def possible(grid: _C.Topology | None) -> list[str]:  # in rules
         return [*agreed.backends, *startup.possible(agreed), *themis(grid)]
@@ -243,11 +246,8 @@ def _agree(
     current.topology = answer.pop("topology")
     current.grid = dimensions.grid_of(current.topology, size)
     current.knowledge = choice.knowledge_of(answer, possible(current.grid))
-    current.backends = [
-        *agreed.backends,
-        *startup.combined(agreed, lines.of(range(size))),
-        *themis(current.grid),
-    ]
+    added = (*startup.combined(agreed, lines.of(range(size))), *themis(current.grid))
+    current.backends = [*dict.fromkeys((*agreed.backends, *added))]
     if current.knowledge.crowded[rank]:
         for library in registry.DESCRIBED:
             library.share_cores()

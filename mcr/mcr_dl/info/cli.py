@@ -21,7 +21,7 @@ from mcr_dl.commands.console import Console
 from mcr_dl.groups import default_group, environment, lifecycle
 from mcr_dl.libraries import null, registry
 from mcr_dl.libraries.registry import available_backends
-from mcr_dl.runtime import dimensions, state
+from mcr_dl.runtime import dimensions, startup, state
 from mcr_dl.tables import choice, rules
 
 
@@ -47,7 +47,7 @@ def _start(*, again: bool = False) -> dict[str, str]:
     text = os.environ.pop(rules.VARIABLE, "")
     rows = {"rules": text} if text else {}
     try:
-        lifecycle.start("auto", memory="cpu")
+        lifecycle.start("auto", automatic=startup.Automatic("cpu"))
     except BackendUnavailableError as error:
         lifecycle.start(null.LIBRARY.name)
         return {"start": str(error), **rows}

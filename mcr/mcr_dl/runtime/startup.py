@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch.distributed as torch_dist
@@ -17,6 +17,7 @@ from mcr_dl.libraries import registry
 from mcr_dl.watch import ranks_text
 
 _Answer = dict[str, Any]
+_AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -34,20 +35,37 @@ class Agreed:
     networks: int
 
 
+@dataclass(frozen=True)
+class Automatic:
+    """The backends of ``auto``, for a job that names none: equal on all ranks.
+
+    ``memory``: of a device, as "cpu": only backends that take it; ``also``: backends that all ranks must start, too.
+    """
+
+    memory: str | None = None
+    also: tuple[str, ...] = ()
+
+
+AUTOMATIC = Automatic()
+
+
 def agree(
-    store: torch_dist.Store, rank: int, size: int, wanted: list[str], problem: str = "", memory: str | None = None
+    store: torch_dist.Store,
+    rank: int,
+    size: int,
+    wanted: list[str],
+    problem: str = "",
+    automatic: Automatic = AUTOMATIC,
 ) -> Agreed:
     """The backends that all ranks start: the named ones, or else those of ``auto`` that every rank can use.
-
-    ``memory``: of a device, as "cpu": ``auto`` has only backends that take it.
 
     Every rank calls this, also one with a ``problem``, which all ranks then raise as an InvalidArgumentError. Warns on
     every rank of a backend that is left out although some rank has it. Raises BackendUnavailableError on every rank if
     some rank cannot use a requested backend, or if no backend is left, and InvalidArgumentError if the names differ
     between the ranks.
     """
-    conditions, problem = ({}, problem) if problem else _conditions(wanted, size, memory)
-    named = ",".join(wanted) or "auto"
+    conditions, problem = ({}, problem) if problem else _conditions(wanted, size, automatic)
+    named = ",".join(wanted or [_AUTO, *automatic.also])
     facts = {"problem": problem, "named": named, "conditions": conditions, "networks": launcher.networks()}
     answer = agreement.agree(store, rank, size, "backends", facts, _decide)
     if answer["failed"]:
@@ -57,13 +75,18 @@ def agree(
     return Agreed(answer["backends"], answer["asked"], answer["local"], answer["networks"])
 
 
-def _conditions(wanted: list[str], size: int, memory: str | None) -> tuple[dict[str, Any], str]:
+def _conditions(wanted: list[str], size: int, automatic: Automatic) -> tuple[dict[str, Any], str]:
     """This rank's report on each backend, and the error of a variable that cannot be read, such as a launcher's."""
     try:
-        names = wanted or registry.automatic(memory)
-        return {name: asdict(registry.condition(name, size, named=bool(wanted))) for name in names}, ""
+        names = dict.fromkeys(wanted or (*registry.automatic(automatic.memory), *automatic.also))
+        return {name: asdict(_condition(name, size, wanted, automatic.also)) for name in names}, ""
     except McrError as error:
         return {}, str(error)
+
+
+def _condition(name: str, size: int, wanted: Sequence[str], also: Sequence[str]) -> registry.Condition:
+    found = registry.condition(name, size, named=bool(wanted) or name in also)
+    return replace(found, asked=True) if name in also else found
 
 
 def combined(agreed: Agreed, rows: list[list[int]]) -> list[str]:
@@ -140,7 +163,7 @@ def _decide(values: list[_Answer]) -> _Answer:
     if problem := problem_of([value["problem"] for value in values]):
         raise InvalidArgumentError(problem)
     agreement.require_equal("backend", [value["named"] for value in values])
-    named = values[0]["named"] != "auto"
+    named = values[0]["named"].split(",")[0] != _AUTO
     backends, asked, left_out = [], [], []
     local: dict[str, list[list[int]]] = {}
     for name in values[0]["conditions"]:

@@ -206,9 +206,12 @@ def _settings(given: argparse.Namespace) -> _Settings:
 
 
 def _backends_for(wanted: tuple[str, ...], device: str) -> list[str]:
-    """The backends to measure. Named ones must be usable; of "all", those that are usable and serve the device."""
+    """The backends to measure. Named ones must be usable; of "all", those that are usable and serve the device.
+
+    None of "all" under a launcher: its ranks agree on them, as they may be on several hosts.
+    """
     if wanted == (_USABLE,):
-        return devices.usable_backends(device)
+        return [] if launched() else devices.usable_backends(device)
     for name in wanted:
         try:
             registry.load(name)

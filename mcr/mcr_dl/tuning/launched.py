@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from mcr_dl import _C, watch
@@ -151,9 +151,13 @@ class _Ending:
 
 
 def run(plan: Plan, journal: Journal, limit: float, *, resume: bool) -> Progress | None:
-    """Measure in this process, which is a rank. Returns the progress on rank 0, None on the others."""
+    """Measure in this process, which is a rank. Returns the progress on rank 0, None on the others.
+
+    A plan without backends is of those that the ranks start.
+    """
     devices.take(plan.device)
-    start(plan.backends)
+    start(plan.backends, plan.device)
+    plan = replace(plan, backends=tuple(state.current().backends))
     worker = _Watched(plan, _shared(plan, journal, resume=resume), journal, limit)
     with _Ending(worker.journal).noted():
         _measure(worker)

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
 from mcr_dl import _C
-from mcr_dl.base import variables
 from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.bench import starting
 from mcr_dl.bench.ranks import bind
 from mcr_dl.groups import default_group
 from mcr_dl.libraries import registry
@@ -180,17 +180,19 @@ class Worker:
         self.note("excluded", **unit.where, candidate=candidate, reason=reason)
 
 
-def start(backends: Iterable[str], timeout: timedelta | None = None) -> None:
-    """Start the runtime in a rank that measures. No table or rule makes choices: candidates are named."""
-    variables.leave_out_passes()
+def start(backends: Sequence[str], device: str, timeout: timedelta | None = None) -> None:
+    """Start these backends in a rank that measures; without names, those of ``auto`` that all ranks can use.
+
+    No table or rule makes choices: candidates are named.
+    """
     os.environ.pop(rules.VARIABLE, None)
-    default_group.init_process_group(list(backends), timeout=timeout, tuning_table="none")
+    starting.start(backends, device, automatic=not backends, timeout=timeout)
 
 
 def work(plan: Plan, progress: Progress, journal: Path, limit: float) -> int:
     """Run a rank process."""
     devices.take(plan.device)
-    start(plan.backends, timedelta(seconds=limit * 4))
+    start(plan.backends, plan.device, timedelta(seconds=limit * 4))
     Worker(plan, progress, Journal(journal)).run()
     default_group.destroy_process_group()
     return 0
@@ -200,7 +202,7 @@ def start_alone(backend: str, limit: float, device: str = "cpu") -> int:
     """Start one backend and make one call on it, to see whether it works here at all."""
     devices.take(device)
     registry.load(backend)
-    start(registry.with_needed([backend]), timedelta(seconds=limit))
+    start(registry.with_needed([backend]), device, timedelta(seconds=limit))
     _C.barrier(backend=backend)
     default_group.destroy_process_group()
     return 0
