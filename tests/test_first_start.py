@@ -356,6 +356,16 @@ def test_a_curve_that_ends_at_a_small_size(largest: int, points: int) -> None:
     assert costs[-1][-1] == (max(largest, 16 << 10), costs[-1][0][1])
 
 
+@pytest.mark.parametrize(("name", "value"), [("MCR_DL_DEBUG", "detail"), ("MCR_DL_MPI_INTERRUPTIBLE", "1")])
+def test_polled_calls_are_not_kept(nursery: Nursery, tmp_path: Path, name: str, value: str) -> None:
+    """Programs whose calls block would choose by their times."""
+    (first, second), text = _start(nursery, tmp_path, 2, "mpi,gloo", **{name: value})
+    assert text.count(SAID) == 1
+    assert first == second
+    assert first["scales"]
+    assert list(tmp_path.rglob("*.json")) == []
+
+
 @pytest.mark.parametrize("quick", [True, False])
 def test_measurements_of_mcr_tune_are_kept(tmp_path: Path, quick: bool) -> None:
     """A table of other versions is replaced only if a start has measured it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 from dataclasses import replace
 from datetime import timedelta
@@ -62,6 +63,11 @@ def measure(world: _C.Group, store: torch_dist.Store) -> None:
         _log.warning("tuning table %s: %s (%s)", known.source or "of this job", texts, hint)
 
 
+def polls() -> bool:
+    """Whether this job polls calls that block in others, whose times would therefore differ."""
+    return state.current().detail or os.environ.get("MCR_DL_MPI_INTERRUPTIBLE") == "1"
+
+
 def _group(world: _C.Group, purpose: str) -> _C.Group:
     # One group for each purpose: the store keeps what a group of the same name has left there to connect.
     return core_groups.make(f"default/{purpose}", list(world.ranks), state.current().backends, world.timeout)
@@ -85,7 +91,7 @@ def _measure(
         core_groups.forget_group(group)
     if scale is None:
         return
-    source = _keep(scale, current.backends) if world.rank() == 0 else ""
+    source = _keep(scale, current.backends) if world.rank() == 0 and not polls() else ""
     # Only rank 0's logarithms count.
     answer = agreement.agree(
         store, world.rank(), world.size(), "measured", source, lambda values: [choice.costs_of(scale), values[0]]

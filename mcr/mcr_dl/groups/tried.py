@@ -38,7 +38,7 @@ def _keep(group: _C.Group) -> None:
         return
     current = state.current()
     rows = group._trial_results()
-    if current.launch.rank != 0 or not rows:
+    if current.launch.rank != 0 or not rows or first_start.polls():
         return
     shape = current.knowledge.shape(group.ranks)
     path = files.default_path(host())

@@ -183,9 +183,10 @@ class Worker:
 def start(backends: Sequence[str], device: str, timeout: timedelta | None = None) -> None:
     """Start these backends in a rank that measures; without names, those of ``auto`` that all ranks can use.
 
-    No table or rule makes choices: candidates are named.
+    No table or rule makes choices: candidates are named. Blocking calls block, as in the programs that use the table.
     """
-    os.environ.pop(rules.VARIABLE, None)
+    for name in (rules.VARIABLE, "MCR_DL_DEBUG", "MCR_DL_MPI_INTERRUPTIBLE"):
+        os.environ.pop(name, None)
     starting.start(backends, device, automatic=not backends, timeout=timeout)
 
 
