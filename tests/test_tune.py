@@ -198,10 +198,13 @@ def test_passes_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not (tmp_path / "dir").exists()
 
 
-def test_a_budget_above_the_limit(tmp_path: Path) -> None:
-    """Timing says nothing while it uses its budget: no candidate is to blame."""
-    plan = replace(PLAN, units=(Unit("barrier", "float32", (0,)),), budget_seconds=6.0, confidence=1e-9)
-    progress = _tune(tmp_path, worker.work, plan, limit=1.5)
+@pytest.mark.parametrize(
+    ("entry", "operation", "budget"), [(worker.work, "barrier", 6.0), (faults.all_gather_is_slow, "all_gather", 0.02)]
+)
+def test_steps_above_the_limit(tmp_path: Path, entry: Callable[..., int], operation: str, budget: float) -> None:
+    """Timing says nothing while it plans and while it uses its budget: no candidate is to blame."""
+    plan = replace(PLAN, units=(Unit(operation, "float32", (0,)),), budget_seconds=budget, confidence=1e-9)
+    progress = _tune(tmp_path, entry, plan, limit=1.5)
     assert (progress.excluded, progress.apart) == ([], set())
 
 
@@ -371,8 +374,7 @@ def _launched(
     arguments = [*given.split(), "--output", str(folder / "t.json")]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", *module, *arguments]
     job = launchers.mark()
-    path = str(Path(__file__).parent)
-    environment = {**os.environ, **job, "MCR_DL_TUNING_TABLE": "", "PYTHONPATH": path, **variables}
+    environment = {**os.environ, **job, "PYTHONPATH": str(Path(__file__).parent), **variables}
     journal, output = folder / "t.json.2-ranks.journal", folder / "output"
     with output.open("w") as file:
         running = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)

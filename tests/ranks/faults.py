@@ -40,7 +40,17 @@ def _wrong(prepared: Prepared) -> None:
         prepared.tensors.output[-1] += 1
 
 
-_FAULTS: dict[str, Callable[[Prepared], None]] = {"hang": _hang, "crash": _crash, "stuck": _stuck, "wrong": _wrong}
+def _slow(_: Prepared) -> None:
+    time.sleep(0.15)
+
+
+_FAULTS: dict[str, Callable[[Prepared], None]] = {
+    "hang": _hang,
+    "crash": _crash,
+    "stuck": _stuck,
+    "wrong": _wrong,
+    "slow": _slow,
+}
 
 
 def spoil(fault: str, operation: str, after: int, codec: str = "", everywhere: bool = False) -> None:
@@ -110,6 +120,11 @@ def all_gather_is_wrong_everywhere(*arguments: Any) -> int:
 def all_gather_hangs_later(*arguments: Any) -> int:
     """While it is timed with the others."""
     return faulty("hang", "all_gather", 5, *arguments)
+
+
+def all_gather_is_slow(*arguments: Any) -> int:
+    """At every call, as a large one over a slow network."""
+    return faulty("slow", "all_gather", 0, *arguments)
 
 
 def dies_at_the_end(*arguments: Any) -> int:

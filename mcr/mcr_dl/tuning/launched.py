@@ -50,9 +50,9 @@ class _Watched(Worker):
         super().note(event, **values)
 
     def _watch(self) -> None:
-        # Timing says nothing while it uses its budget.
+        # Timing says nothing while it plans, which takes longer with slow calls, and while it uses its budget.
         more = self.plan.budget_seconds / VISITS + (0 if self.journal is not None else _LATER_SECONDS)
-        while time.monotonic() - self._heard < self.limit + more:
+        while time.monotonic() - self._heard < self.limit + more + (self.progress.step or {}).get("seconds", 0.0):
             time.sleep(0.2)
         if self.journal is not None:
             reason = f"no progress for {self.limit:.0f} s"

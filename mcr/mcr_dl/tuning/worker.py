@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -26,6 +27,7 @@ from mcr_dl.tuning._journal import Journal, Plan, Progress, Unit
 
 _RED = "SUM"
 VISITS = 3  # to each size, with the others in between
+_CALLS = 12 + MINIMUM_ROUNDS  # of each candidate, at most, before the budget ends a visit: the first ones plan
 
 
 def _compressing(world: _C.Group) -> _C.Group:
@@ -47,6 +49,7 @@ class Worker:
         self.shares = shares.Shares((self.group, self.coded), self.control)
         self.bound = plan.device == "cpu" and bind()  # a device's library has its own threads to run
         self.journal = journal if world.rank() == 0 else None
+        self._took: dict[tuple[int, str], float] = {}  # seconds of the checks of a unit
 
     def note(self, event: str, **values: Any) -> None:
         """Record an event in the file (rank 0) and in memory (all ranks)."""
@@ -148,8 +151,11 @@ class Worker:
             self.note("sample", **unit.where, candidate=name, bytes=part[name].nbytes, **times)
 
     def step(self, unit: Unit, nbytes: int, phase: str, names: Iterable[str]) -> None:
-        """Record the next step."""
-        self.note("step", **unit.where, bytes=nbytes, phase=phase, candidates=list(names))
+        """Record the next step; of timing, with the seconds that it may take apart from its budget."""
+        where = {**unit.where, "bytes": nbytes, "phase": phase, "candidates": list(names)}
+        if phase == "time":
+            where["seconds"] = round(_CALLS * sum(self._took[nbytes, name] for name in where["candidates"]), 3)
+        self.note("step", **where)
 
     def checked(self, unit: Unit, nbytes: int, names: list[str]) -> dict[str, Prepared]:
         """The candidates with correct results, ready to be timed on the same memory."""
@@ -168,7 +174,10 @@ class Worker:
             )
             shared = next(iter(prepared.values())).tensors if prepared else None
             ready = prepare(case, candidate, self.coded if codec else self.group, shared)
-            wrong = int(sum(self.control.gathered(ready.check())))
+            begin = time.monotonic()
+            mine = ready.check()
+            self._took[nbytes, name] = time.monotonic() - begin
+            wrong = int(sum(self.control.gathered(mine)))
             if wrong:
                 self.exclude(unit, name, f"{wrong} wrong elements at {ready.nbytes} bytes")
             else:
