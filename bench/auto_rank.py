@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import mcr_dl
@@ -11,6 +10,7 @@ import script
 from mcr_dl import _C
 from mcr_dl.bench.ranks import bind
 from mcr_dl.measure.cases import Case, prepare
+from mcr_dl.measure.ended_trials import end_trials
 from mcr_dl.measure.timing import TorchControl, measure
 
 SIZES = [4 * 4**i for i in range(12)]  # 4 B ... 16 MiB
@@ -31,16 +31,9 @@ def _measure_point(operation: str, nbytes: int, group: Any, control: TorchContro
         prepared[name] = prepare(case, name, group, shared)
         wrong = prepared[name].check()
         assert wrong == 0, (operation, nbytes, name, wrong)
-    _end_trials(prepared["auto"].call, len(prepared) - 1, nbytes)
+    end_trials(prepared["auto"], control)
     found = measure(prepared, control, budget, confidence=0.01, minimum_rounds=25)
     return {name: statistics.median_us for name, statistics in found.items()}
-
-
-def _end_trials(call: Callable[[], object], count: int, nbytes: int) -> None:
-    """Make as many calls as `auto` takes to try so many candidates, at a point that its first start did not cover."""
-    waits = 1024 if nbytes <= 1 << 16 else 32  # calls until the ranks have agreed on the times of a round, at most
-    for _ in range(19 * count + 3 * waits):
-        call()
 
 
 def measure_all(points: dict[str, list[int]], table: str | None, budget: float, output: str) -> None:

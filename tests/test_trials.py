@@ -93,7 +93,7 @@ def test_a_group_that_ends_before_its_answer(come: int) -> None:
 
 @pytest.mark.parametrize(
     ("case", "ranks"),
-    [("blocking", 2), ("blocking", 3), ("asynchronous", 2), ("asynchronous", 3), ("through_torch", 2)],
+    [("blocking", 2), ("blocking", 3), ("ended", 2), ("asynchronous", 2), ("asynchronous", 3), ("through_torch", 2)],
 )
 def test_the_fastest_wins(tmp_path: Path, case: str, ranks: int) -> None:
     """The ranks decide alike, and for shared memory, which is the fastest by far."""

@@ -244,9 +244,7 @@ Slot* Selector::choose(const Call& call, int64_t bytes, Timing& timing) {
   if (tried && bytes <= INT_MAX) {
     if (auto* const decided = (*choice.decided)[Trials::octave(bytes)].load(std::memory_order_relaxed)) return decided;
   }
-  // Not tried: point-to-point calls, as not all ranks make them; calls whose size not all ranks know; device calls,
-  // whose time the host's clock does not show.
-  if (row(call.op).is(kPeer) || bytes < 0 || bytes > INT_MAX || call.device.type != DeviceType::CPU) return &slot;
+  if (!can_be_timed(call, bytes)) return &slot;
   // Asynchronous calls have no time of their own, and one of any form may be asynchronous on some ranks. The group
   // decides that: a call that different threads make, as in a step of a pass, has any form on some ranks only.
   if (refinement_ != nullptr && (call.asynchronous || (call.any_form && timing.any_form))) return &slot;
@@ -260,6 +258,12 @@ Slot* Selector::choose(const Call& call, int64_t bytes, Timing& timing) {
   auto* const candidate = &at(turn->candidate);
   if (turn->decided) (*choice.decided)[Trials::octave(bytes)].store(candidate, std::memory_order_relaxed);
   return candidate;
+}
+
+// Not point-to-point calls, as not all ranks make them, calls whose size not all ranks know, and device calls, whose
+// time the host's clock does not show.
+bool Selector::can_be_timed(const Call& call, int64_t bytes) {
+  return !row(call.op).is(kPeer) && bytes >= 0 && bytes <= INT_MAX && call.device.type == DeviceType::CPU;
 }
 
 void Selector::withdraw(const Timing& timing) {

@@ -157,6 +157,7 @@ class Selector {
     bool forced;   // by a rule
     bool guessed;  // from the curves of another class of types, of the form with equal counts, or of blocking calls
     bool tried;    // by results of trials
+    bool trying;   // further calls may use other candidates, until the trials have decided
     struct Candidate {
       const Slot* slot;
       std::optional<int32_t> cost;  // at the call's size, or at 0 if it is not known; nothing: not measured
@@ -230,6 +231,7 @@ class Selector {
   void start_trials();
   void end_trials();
   void explain_trials(const Call& call, int64_t bytes, Explanation& result);
+  static bool can_be_timed(const Call& call, int64_t bytes);
   Slot& at(std::size_t place) { return *std::next(slots_->begin(), static_cast<std::ptrdiff_t>(place)); }
   Slot* try_another(Refinement::Bucket& bucket, const Call& call, int64_t bytes, const Slot& chosen);
   void update(const Call& kind, std::span<const int64_t> agreed);

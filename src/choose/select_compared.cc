@@ -121,7 +121,11 @@ Selector::Explanation Selector::explain(const Call& call, bool direct) {
 void Selector::explain_trials(const Call& call, int64_t bytes, Explanation& result) {
   if (trials_ == nullptr || bytes < remembered(call).trials_from) return;
   const auto found = trials_->result(call, bytes);
-  if (!found) return;
+  if (!found) {
+    // The call here has no tensors: its size is the one asked for, which not all ranks know of every operation.
+    result.trying = can_be_timed(call, bytes) && message_elements(call, ranks_) >= 0;
+    return;
+  }
   result.tried = true;
   result.chosen = &at(found->chosen);
   result.guessed = false;

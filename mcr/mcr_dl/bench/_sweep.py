@@ -11,6 +11,7 @@ from mcr_dl.base.errors import UnsupportedError
 from mcr_dl.base.operations import operation_of
 from mcr_dl.bench.mix import Part
 from mcr_dl.measure.cases import Case, Prepared, message_size, prepare
+from mcr_dl.measure.ended_trials import end_trials
 from mcr_dl.measure.timing import Statistics, TorchControl, measure
 
 
@@ -74,6 +75,8 @@ def measure_point(
         except UnsupportedError as error:
             reasons[name] = str(error)
     wrong = {name: int(sum(control.gathered(each.check()))) if settings.check else 0 for name, each in prepared.items()}
+    if "auto" in prepared:
+        end_trials(prepared["auto"], control)
     statistics = measure(prepared, control, settings.budget_seconds, settings.confidence)
     count, nbytes = message_size(case.operation, case.nbytes, case.dtype, group.size())
     return [

@@ -14,6 +14,7 @@ from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.base.operations import operations
 from mcr_dl.commands.sizes import parse_size, size_text
 from mcr_dl.measure.cases import Case, Prepared, prepare
+from mcr_dl.measure.ended_trials import end_trials
 from mcr_dl.measure.timing import Statistics, TorchControl, measure
 
 
@@ -136,6 +137,9 @@ def run_mix(
         for part in parts
     ]
     wrong = _wrong(prepared, control) if check else 0
+    for each in prepared:
+        if each.candidate == "auto":
+            end_trials(each, control)
     calls: dict[str, Callable[[], object]] = {
         str(index): partial(_in_turn, [each]) for index, each in enumerate(prepared)
     }

@@ -114,6 +114,7 @@ py::dict explain(Group& group, const std::string& operation, int64_t nbytes, con
   result["guessed"] = explanation.guessed;
   result["refined"] = refined;
   result["tried"] = explanation.tried;
+  result["trying"] = explanation.trying;
   result["candidates"] = candidates;
   py::list excluded;
   for (const auto* slot : explanation.excluded) excluded.append(slot->name);
