@@ -130,9 +130,11 @@ class Progress:
         pairs = [(key, self.facts[key], facts[key]) for key in keys]
         before, here = self.facts["libraries"], facts["libraries"]
         pairs += [(name, before[name], here[name]) for name in backends if name in before and name in here]
+        others = ("fingerprint", "mcr_dl", "torch", "python", "devices", "bound")  # older journals lack some
+        pairs += [(key, self.facts[key], facts[key]) for key in others if key in self.facts]
         for name, old, new in pairs:
             if old != new:
-                what = "--resume: the interrupted run had other ranks"
+                what = "--resume: the interrupted run differs"
                 return f"{what}: {name}: expected {old}, got {new}; run without --resume"
         return ""
 

@@ -22,6 +22,7 @@ from mcr_dl.measure.timing import MINIMUM_ROUNDS, Sampling, Statistics, TorchCon
 from mcr_dl.passes import chain
 from mcr_dl.runtime import core_groups, state
 from mcr_dl.tables import rules
+from mcr_dl.tables.host import host, software
 from mcr_dl.tables.model import label_of, parts_of
 from mcr_dl.tuning._journal import Journal, Plan, Progress, Unit
 
@@ -71,7 +72,7 @@ class Worker:
 
     def run(self) -> None:
         """Measure all units that are not done."""
-        shape = state.current().knowledge.shape(self.group.ranks)
+        shape, versions = state.current().knowledge.shape(self.group.ranks), software({})
         facts = {
             "ranks": self.group.size(),
             "nodes": shape.nodes,
@@ -79,9 +80,15 @@ class Worker:
             "libraries": _C.backend_status(),
             "bound": self.bound,
             "devices": devices.count(self.plan.device),
+            "fingerprint": host().fingerprint,
+            "mcr_dl": versions.mcr_dl,
+            "torch": versions.torch,
+            "python": versions.python,
         }
-        if problem := self.progress.contradiction(facts, self.plan.backends):
-            self._refuse(problem)
+        # The journal has the facts of rank 0. Other hosts may have other machines.
+        problem = self.progress.contradiction(facts, self.plan.backends) if self.group.rank() == 0 else ""
+        if self.control.maximum([float(bool(problem))])[0]:
+            self._refuse(problem or "--resume: rank 0 cannot go on with the interrupted run")
         self.note("ready", **facts)
         for unit in self.plan.units:
             if unit.key in self.progress.done:
@@ -140,7 +147,7 @@ class Worker:
             self._refuse(f"{unit}: expected a candidate that works, but all fail ({text})")
 
     def _refuse(self, reason: str) -> NoReturn:
-        """End the run, on all ranks: the reason is equal on all."""
+        """End the run, on all ranks; rank 0 has the reason."""
         self.note("refused", reason=reason)
         raise InvalidArgumentError(reason)
 
