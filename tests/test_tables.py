@@ -380,6 +380,20 @@ def test_a_part_measured_again_leaves_the_rest() -> None:
             assert all(sample.median_us == sample.min_us for sample in each.samples)
 
 
+def test_a_part_of_another_type_leaves_exclusions() -> None:
+    """A candidate that hangs with one type is left out for all, until that type is measured again."""
+    gone = Exclusion("all_reduce", "bfloat16", "mpi", "no progress for 30 s")
+    data = Exclusion("broadcast", "bfloat16", "mpi", "signal 11")  # which has one class of types
+    earlier = scale(curves=(curve("gloo", 1),), excluded=(gone, data))
+    again = scale(curves=(curve("gloo", 2), curve("mpi", 1), curve("mpi", 1, operation="broadcast", dtype_class="any")))
+    joined = completed(again, earlier)
+    assert joined.excluded == (gone,)
+    assert {(each.operation, each.candidate) for each in joined.curves} == {
+        ("all_reduce", "gloo"),
+        ("broadcast", "mpi"),
+    }
+
+
 def test_a_winner_knows_its_ranges() -> None:
     won = winner((0, "mpi"), (512, "gloo"), (4096, "mpi:p2p"))
     assert [won.at(size) for size in (0, 511, 512, 4095, 4096, 1 << 40)] == ["mpi", "mpi", "gloo", "gloo"] + [

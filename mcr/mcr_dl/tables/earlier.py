@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from mcr_dl.base.operations import dtype_class
 from mcr_dl.tables.model import Curve, Exclusion, Scale
 from mcr_dl.tables.winners import winners_of
 
@@ -14,14 +15,19 @@ def completed(scale: Scale, earlier: Scale) -> Scale:
     before = {_key(each): _thorough(each) if earlier.quick else each for each in earlier.curves}
     curves = {_key(each): _widened(each, before.get(_key(each))) for each in scale.curves}
     failed = {_calls(each) for each in scale.excluded}
-    repeated = failed | {_calls(each) for each in scale.curves}
-    excluded = [each for each in earlier.excluded if _calls(each) not in repeated]
+    repeated = {(_calls(each), each.dtype_class) for each in scale.curves}
+    excluded = [
+        each
+        for each in earlier.excluded
+        if _calls(each) not in failed and (_calls(each), dtype_class(each.operation, each.dtype)) not in repeated
+    ]
+    gone = {*failed, *map(_calls, excluded)}  # for all types
     subjects = {each.subject for each in scale.curves}
     joined = replace(
         scale,
         curves=(
-            *(each for key, each in before.items() if key not in curves and _calls(each) not in failed),
-            *curves.values(),
+            *(each for key, each in before.items() if key not in curves and _calls(each) not in gone),
+            *(each for each in curves.values() if _calls(each) not in gone),
         ),
         excluded=(*excluded, *scale.excluded),
         trials=(*(each for each in earlier.trials if each.subject not in subjects), *scale.trials),
