@@ -239,7 +239,7 @@ def main() -> None:
     options.add_argument("--steps", type=int, default=40, help="measured steps of each way (40)")
     options.add_argument("--values", type=int, nargs="+", default=[1, 2, 3], help="times in the exhaustive set (1 2 3)")
     options.add_argument("--keep", type=Path, metavar="JSON", help="take the steps of this earlier report")
-    given = script.parse(options, values=[1, 2], steps=5)
+    given = script.parse(options, values=[1, 2])
     console = Console(stderr=True)
     with bars(console, ["{task.description}"]) as progress:
         found = exhaustive(tuple(given.values), progress)

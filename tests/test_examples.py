@@ -171,7 +171,7 @@ def _modes(chart: Path) -> dict[str, dict[str, Any]]:
 def test_bytescheduler_program(tmp_path: Path) -> None:
     """Every way trains, and has a time in each turn."""
     chart = tmp_path / "steps.png"
-    done = _program("bytescheduler", "--models", "resnet", "--steps", "2", "--chart", str(chart))
+    done = _program("bytescheduler", "--models", "resnet", "--steps", "40", "--chart", str(chart))
     assert done.returncode == 0, done.stdout + done.stderr
     (row,) = json.loads(chart.with_suffix(".json").read_text())["models"]
     assert set(row["turns"]) == {"no communication", "program order", "DDP", "DDP, 1 MB buckets"} | {
@@ -202,10 +202,12 @@ def test_syndicate_program_with_another_model(tmp_path: Path) -> None:
     """Two experts per token. There are timelines of all ranks, or one line says that there are none yet."""
     folder, chart = tmp_path / "timelines", tmp_path / "plans.png"
     given = ["--model", "moe", "--steps", "60", "--batch", "2", "--budget", "0.3", "--timeline", str(folder)]
-    done = _program("syndicate", *given, "--no-chart", "--chart", str(chart))
+    trace = tmp_path / "trace.json"
+    done = _program("syndicate", *given, "--no-chart", "--chart", str(chart), "--trace", str(trace))
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(chart.with_suffix(".json").read_text())
     assert (report["model"], len(report["steps"])) == ("moe", 60)
+    assert {event["pid"] for event in json.loads(trace.read_text())["traceEvents"]} == {0, 1}
     written = sorted(each.name for each in folder.glob("*.json"))
     assert written == (["rank-0.json", "rank-1.json"] if "Timelines: " in done.stdout else []), done.stdout
     assert written or "No trace: " in done.stdout
@@ -271,6 +273,19 @@ def test_auto_must_not_be_slower() -> None:
         ("--batch -1", "--batch: expected a whole number from 1 on, got '-1'"),
         ("--no-chart --chart .", "--chart: expected the name of a file, got ."),
         (f"--timeline {__file__}", f"--timeline: expected a folder that can be written, got '{__file__}'"),
+        (
+            f"--no-chart --chart {__file__}/c.png",
+            f"--chart: expected a file that can be written, got '{__file__}/c.json'",
+        ),
+        (
+            f"--no-chart --trace {__file__}/t.json",
+            f"--trace: expected a file that can be written, got '{__file__}/t.json'",
+        ),
+        (
+            "--no-chart --chart a/../t.png --trace t.json",
+            "--trace: expected another name than --chart's, as its files are next to it, got t.json",
+        ),
+        ("--model ddp --batch 3", "--batch: expected none with --model ddp, got 3"),
     ],
 )
 def test_values_out_of_range(arguments: str, wanted: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -348,15 +348,31 @@ def local_ranks(lowest: int) -> Callable[[str], int]:
 
 def output(text: str) -> str:
     """A file that can be written; checked before anything is measured, on rank 0, which writes it."""
-    if _rank() != 0:
-        return text
+    return _writable(text, "file", makes=False) if _rank() == 0 else text
+
+
+def made_output(text: str) -> str:
+    """As ``output``; missing folders are made when the file is written."""
+    return _writable(text, "file", makes=True) if _rank() == 0 else text
+
+
+def folder(text: str) -> str:
+    """A folder that can be written, or made; checked before anything is measured, on all ranks, which write there."""
+    return _writable(text, "folder", makes=True)
+
+
+def _writable(text: str, kind: str, *, makes: bool) -> str:
     path = Path(text)
     try:
-        usable = not path.is_dir() and os.access(path if path.exists() else path.parent, os.W_OK)
+        if path.exists():
+            usable = path.is_dir() == (kind == "folder") and os.access(path, os.W_OK)
+        else:
+            near = next(each for each in path.parents if each.exists() or not makes)
+            usable = near.is_dir() and os.access(near, os.W_OK)
     except OSError:  # a name that is too long
         usable = False
     if not usable:
-        message = f"expected a file that can be written, got {text!r}"
+        message = f"expected a {kind} that can be written, got {text!r}"
         raise InvalidArgumentError(message)
     return text
 

@@ -32,6 +32,7 @@ from mcr_dl.examples import bytescheduler_models as models
 from mcr_dl.examples import program, report
 
 TURN = 10  # steps
+TURNS = 4  # of each way, at least: the quartiles are over turns
 
 
 @dataclass
@@ -46,7 +47,7 @@ class Options(program.Options):
 def measure(model: str, steps: int, search: bool, group: Any, progress: Any) -> dict[str, Any]:
     """Step times of all ways with one model: milliseconds by turn."""
     trainers = {name: models.Trainer(model, wrap, group) for name, wrap in models.ways(group, search).items()}
-    rounds = max(4, steps // TURN)
+    rounds = steps // TURN
     task = progress.add_task(model, total=(rounds + 1) * len(trainers))
     for trainer in trainers.values():
         trainer.warm_up()
@@ -209,7 +210,10 @@ def _parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program. Returns the exit status."""
-    given = program.parse(_parser(), argv, positive=())
+    parser = _parser()
+    given = program.parse(parser, argv, positive=())
+    if given.steps < TURNS * TURN:
+        parser.error(f"argument --steps: expected at least {TURNS * TURN} ({TURNS} turns of {TURN}), got {given.steps}")
     return program.main(
         run, Options(**program.common(given), models=tuple(given.models), backend=given.backend, search=given.search)
     )

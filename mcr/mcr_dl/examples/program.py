@@ -312,7 +312,7 @@ def parse(given: arguments.Parser, argv: Sequence[str] | None, *, positive: Sequ
         given.error(f"argument --chart: expected the name of a file, got {found.chart}")
     if found.trace is not None and found.trace.suffix != ".json":
         given.error(f"argument --trace: expected a file that ends in .json, got {found.trace}")
-    if found.trace is not None and found.trace.with_suffix("") == found.chart.with_suffix(""):
+    if found.trace is not None and found.trace.with_suffix("").resolve() == found.chart.with_suffix("").resolve():
         given.error(
             f"argument --trace: expected another name than --chart's, as its files are next to it, got {found.trace}"
         )
@@ -321,7 +321,24 @@ def parse(given: arguments.Parser, argv: Sequence[str] | None, *, positive: Sequ
             arguments.picture(str(found.chart))
         except dist.InvalidArgumentError as error:
             given.error(f"argument --chart: {error}; --no-chart draws none")
+    _require_places(given, found)
     return found
+
+
+def _require_places(given: arguments.Parser, found: argparse.Namespace) -> None:
+    """Exit with a one-line error if a file could not be written after the training."""
+    places = [("--chart", found.chart.with_suffix(".json"), arguments.made_output)]
+    if not found.no_chart:
+        places.append(("--chart", found.chart, arguments.made_output))
+    if found.trace is not None:
+        files = (found.trace, found.trace.with_suffix(".png"))
+        places += [("--trace", path, arguments.made_output) for path in files]
+        places.append(("--trace", found.trace.with_suffix(""), arguments.folder))
+    for option, path, require in places:
+        try:
+            require(str(path))
+        except dist.InvalidArgumentError as error:
+            given.error(f"argument {option}: {error}")
 
 
 def common(given: argparse.Namespace) -> dict[str, Any]:

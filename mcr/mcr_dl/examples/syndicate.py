@@ -12,7 +12,6 @@ cores, so that program order often stays: the lab (docs/lab.md) has hosts with s
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -75,7 +74,7 @@ MODELS: dict[str, tuple[Callable[[int], Step], int]] = {
     "gpt": (_gpt, 6),
     "ddp": (_ddp, 0),
 }
-"""How a step of each is made from the samples or windows of a rank, and how many these are by default."""
+"""How a step of each is made from the samples or windows of a rank, and how many these are by default; 0: fixed."""
 
 
 @dataclass
@@ -173,6 +172,8 @@ def run(options: Options) -> int:
     console = report.console(quiet=rank != 0)
     torch.set_num_threads(program.threads())
     console.say(f"MCR-DL: Syndicate on {dist.get_world_size()} ranks, {', '.join(dist.get_backends())}\n", style="bold")
+    if options.trace is not None:
+        dist.configure(enabled=True)
     try:
         training = train(options, console)
     except program.WorkloadError as error:
@@ -180,6 +181,8 @@ def run(options: Options) -> int:
         return 2
     if rank == 0:
         _show(console, training, options)
+    if options.trace is not None:
+        program.save_trace(options.trace, console)
     dist.barrier()
     return 0
 
@@ -213,20 +216,6 @@ def _show(console: Console, training: Training, options: Options) -> None:
     console.say(f"Simulated timelines without and with a plan: {options.chart}")
 
 
-def _folder(text: str) -> Path:
-    """A folder that can be written, or made; checked before anything is trained."""
-    path = Path(text)
-    try:
-        nearest = next(each for each in (path, *path.parents) if each.exists())
-        usable = nearest.is_dir() and os.access(nearest, os.W_OK)
-    except OSError:  # a name that is too long
-        usable = False
-    if not usable:
-        message = f"expected a folder that can be written, got {text!r}"
-        raise dist.InvalidArgumentError(message)
-    return path
-
-
 def parse(argv: Sequence[str] | None = None) -> Options:
     """Read the command line; exits with an error text if something in it is wrong."""
     parser = program.parser("mcr_dl.examples.syndicate", __doc__.split("\n", maxsplit=1)[0], steps=150)
@@ -238,14 +227,17 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     parser.add_argument("--compare", action="store_true", help=text)
     parser.add_argument("--rounds", type=int, default=6, help="with --compare: turns of each plan (default: 6)")
     text = "write a timeline of each rank: the plan, and what has run"
-    parser.add_argument("--timeline", type=arguments.checked(_folder), metavar="FOLDER", help=text)
+    parser.add_argument("--timeline", type=arguments.checked(arguments.folder), metavar="FOLDER", help=text)
     given = program.parse(parser, argv, positive=("budget", "rounds"))
     try:
         dist.schedule.Syndicate(budget=given.budget, rounds=given.rounds)
     except dist.InvalidArgumentError as error:
         parser.error(f"argument --{str(error).removeprefix('Syndicate: ')}")
-    own = {name: getattr(given, name) for name in ("model", "batch", "budget", "compare", "rounds", "timeline")}
-    return Options(**program.common(given), **own)
+    if given.batch and not MODELS[given.model][1]:
+        parser.error(f"argument --batch: expected none with --model {given.model}, got {given.batch}")
+    own = {name: getattr(given, name) for name in ("model", "batch", "budget", "compare", "rounds")}
+    timeline = None if given.timeline is None else Path(given.timeline)
+    return Options(**program.common(given), **own, timeline=timeline)
 
 
 if __name__ == "__main__":
