@@ -63,9 +63,10 @@ def markdown(found: dict[str, Any]) -> str:
             f"torch {torch.__version__}."
         ),
         *paragraph(
-            "Two ranks on one host, float32, blocking calls in turns; medians in µs. *mcr_dl* is its own function on "
-            "mpi, *torch* is torch.distributed's on the backend mcr over mpi, *gloo* is torch.distributed's on torch's "
-            "gloo. *Adds* is the median difference of torch to mcr_dl in the same round: in long calls, mostly noise. "
+            "Two ranks on one host, float32, blocking calls in turns; medians in µs, of the slowest rank. *mcr_dl* is "
+            "its own function on mpi, *torch* is torch.distributed's on the backend mcr over mpi, *gloo* is "
+            "torch.distributed's on torch's gloo. "
+            "*Adds* is the median difference of torch to mcr_dl in the same round: in long calls, mostly noise. "
             "*any form* is that difference of a group made with `uniform=False`, whose calls are started and polled, "
             "as other ranks may make them asynchronously. *Layers* is the difference on the backend that does "
             "nothing: the layers of torch and of mcr_dl alone. *fake* is the time of a call on torch's own backend "

@@ -52,7 +52,7 @@ def _count(call: Callable[[], Any], seconds: float) -> int:
 
 
 def measure_all(sizes: list[int], rounds: int, seconds: float, output: str) -> None:
-    """Microseconds of a call in each round, by operation, size and way; rank 0 writes them."""
+    """Microseconds of a call in each round, by operation, size and way, on the slowest rank."""
     mcr_dl.init_process_group([BACKEND, "null"])
     mine, null, gloo = (
         mcr_dl.new_group(backend=BACKEND),
@@ -86,7 +86,7 @@ def measure_all(sizes: list[int], rounds: int, seconds: float, output: str) -> N
             for turn in range(rounds):
                 for way in calls if turn % 2 else reversed(calls):
                     point[way].append(_time(calls[way], counts[way]))
-            times.setdefault(operation, {})[nbytes] = point
+            times.setdefault(operation, {})[nbytes] = script.of_slowest(point, BACKEND)
         if dist.get_rank() == 0:
             print(f"  {operation}", flush=True)
     script.write_samples(output, times)

@@ -10,10 +10,12 @@ import subprocess
 import sys
 import tempfile
 import timeit
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
+
+import torch
 
 import mcr_dl
 from mcr_dl.base import launcher
@@ -77,6 +79,14 @@ def samples(entry: Callable[..., Any], *arguments: Any, ranks: int = 2) -> dict[
                 raise SystemExit(f"rank {running.first_failure[0]} ended with {running.first_failure[1]}")
         found: dict[str, Any] = json.loads(output.read_text())
         return found
+
+
+def of_slowest(times: Mapping[str, list[float]], backend: str) -> dict[str, list[float]]:
+    """Each time on the rank where it is the longest: the root of a broadcast, for one, leaves it first. Collective."""
+    longest = torch.tensor([value for values in times.values() for value in values], dtype=torch.float64)
+    mcr_dl.all_reduce(longest, op=mcr_dl.ReduceOp.MAX, backend=backend)
+    left = iter(longest.tolist())
+    return {name: [next(left) for _ in values] for name, values in times.items()}
 
 
 def write_samples(output: str, found: Any) -> None:

@@ -116,7 +116,8 @@ def markdown(found: dict[str, Any]) -> str:
         ),
         *paragraph(
             f"float32, through Python, all candidates of a job in turns, after {shm_rank.WARM_UP} calls of each. The "
-            "first table of an operation has times in µs, minima over rounds; sizes are those of one rank's tensor. "
+            "first table of an operation has times in µs of the slowest rank, minima over rounds; sizes are those of "
+            "one rank's tensor. "
             "`shared` is shm with inputs from `empty_shared()`, `mpich` the best of MPICH's variants, `deepspeed` "
             "DeepSpeed's all_reduce in shared memory, whose ranks wait without giving up their core, `memcpy` torch's "
             "`target.copy_(source)`, most of whose time is Python and torch for small sizes. `copies` are the copies "

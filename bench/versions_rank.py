@@ -67,7 +67,9 @@ def measure(seconds: float) -> dict[str, float]:
         once = torch.tensor([min(timeit.repeat(call, number=3, repeat=3)) / 3])
         mcr_dl.all_reduce(once, op=mcr_dl.ReduceOp.MAX, backend="mpi")  # all ranks make equally many calls
         number = max(1, int(seconds / 7 / float(once)))
-        taken[name] = statistics.median(timeit.repeat(call, number=number, repeat=7)) / number * 1e6
+        batches = torch.tensor(timeit.repeat(call, number=number, repeat=7), dtype=torch.float64)
+        mcr_dl.all_reduce(batches, op=mcr_dl.ReduceOp.MAX, backend="mpi")  # a broadcast's root leaves it first
+        taken[name] = statistics.median(batches.tolist()) / number * 1e6
     return taken
 
 
