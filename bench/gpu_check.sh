@@ -33,7 +33,9 @@ if [ $# -ne 1 ] || [[ $1 == --* ]]; then
 fi
 mkdir -p "$1"
 folder=$(cd "$1" && pwd)
-rm -f "$folder"/*.json "$folder/stages.tsv"
+# Only what an earlier run has left: the folder may have other files.
+rm -f "$folder"/{versions,share,staging,sanitizer,bench,tune,gpu_check}.json "$folder"/{share,staging}.[0-9]*.json \
+  "$folder"/{suite-nccl,suite-gloo,streams,listing4,overhead,overlap,training,survive}-[0-9]*.json "$folder/stages.tsv"
 
 budget=510 # seconds for all stages; ending the last one and the table take some more
 root=$PWD

@@ -187,6 +187,15 @@ def test_stages() -> None:
     assert [stage.key for stage in some] == ["4x1-tune", "4x1-moe"]
 
 
+def test_a_selection_without_stages(tmp_path: Path) -> None:
+    """It is refused, as is a report before any run: both would show an earlier run's results as their own."""
+    with pytest.raises(LabError, match="expected a stage that --shapes and --only select"):
+        suite.main(["--shapes", "1x1", "--only", "bandwidth"])
+    given = suite.parser().parse_args(["--report"])
+    with pytest.raises(LabError, match=r"--report: expected .*lab\.json"):
+        suite.measure(given, tmp_path)
+
+
 def bandwidths(**changes: Any) -> Found:
     """The result of a sound lab of 400 and 200 Mbit/s for 5 MB."""
     ways = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -113,7 +113,8 @@ def load(folder: Path, shape: Shape, name: str) -> dict[str, Any] | None:
 def write(document: Mapping[str, Any], work: Path, docs: Path) -> None:
     """Write lab.md, lab.json and the pictures below `docs`: to results/ and images/, or all to one folder."""
     results, images = (docs / "results", docs / "images") if docs != work else (work, work)
-    measured = {str(shape): results_of(work, shape) for shape in (*stages.SHAPES, stages.ALONE)}
+    failed = {record["stage"] for record in document["stages"] if record["problems"]}
+    measured = {str(shape): results_of(work, shape, failed) for shape in (*stages.SHAPES, stages.ALONE)}
     link = os.path.relpath(images, results)
     from lab import drawing
 
@@ -128,10 +129,10 @@ def write(document: Mapping[str, Any], work: Path, docs: Path) -> None:
     (results / ("lab.json" if docs != work else "lab-results.json")).write_text(text + "\n", encoding="utf-8")
 
 
-def results_of(work: Path, shape: Shape) -> dict[str, Any]:
-    """The documents of all stages of a cluster, without the details of single steps."""
-    names = [stage.name for stage in stages.all_stages(work) if stage.shape == shape and stage.name != "tune"]
-    found = {name: load(work, shape, name) for name in names}
+def results_of(work: Path, shape: Shape, failed: Collection[str]) -> dict[str, Any]:
+    """The documents of a cluster's stages that have not failed, without the details of single steps."""
+    here = [stage for stage in stages.all_stages(work) if stage.shape == shape and stage.name != "tune"]
+    found = {stage.name: load(work, shape, stage.name) for stage in here if stage.key not in failed}
     return {name: _short(each) for name, each in found.items() if each is not None}
 
 

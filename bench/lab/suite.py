@@ -125,12 +125,12 @@ class Runner:
         self.bars.update(self.task, description=stage.key)
         begin, load = time.monotonic(), os.getloadavg()[0]
         left = self.end - begin
+        out, log = Path(stage.out), self.folder / f"{stage.key}.log"
+        if stage.name != "tune":  # which adds to the table of the other clusters
+            out.unlink(missing_ok=True)
         if left <= 0:
             self.note(stage.key, 0.0, ["not run: the time for all stages is over"], "", load)
             return
-        out, log = Path(stage.out), self.folder / f"{stage.key}.log"
-        if not stage.tuned and stage.name != "tune":
-            out.unlink(missing_ok=True)
         before = out.stat().st_mtime_ns if out.exists() else None
         with open(log, "w", buffering=1) as output:
             job = lab.start(
@@ -197,15 +197,18 @@ def measure(given: argparse.Namespace, work: Path) -> int:
     """Run the selected stages and report; returns the exit code. In smoke mode any figures are accepted."""
     full = not given.shapes and not given.only
     summary = work / "lab.json"
+    chosen, tests = selected(stages.all_stages(work), given.shapes, given.only), not given.only or "tests" in given.only
+    if not chosen and not tests:
+        raise LabError("expected a stage that --shapes and --only select, got none")
+    if given.report and not summary.exists():
+        raise LabError(f"--report: expected {summary}, which a run would have written")
     if not given.report:
         lacking = missing()
         if lacking:
             raise LabError(f"`make lab` cannot run here; missing: {'; '.join(lacking)}")
         work.mkdir(parents=True, exist_ok=True)
-        chosen = selected(stages.all_stages(work), given.shapes, given.only)
         if given.smoke:
             chosen = [replace(stage, check=stages.nothing) for stage in chosen]
-        tests = not given.only or "tests" in given.only
         if full and not given.resume:
             for old in work.glob("*.json"):
                 old.unlink()

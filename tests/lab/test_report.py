@@ -63,6 +63,7 @@ def test_a_report_of_a_few_stages(tmp_path: Path) -> None:
     (work / "2x1-moe.json").write_text(json.dumps(figure(rows, {"mpi4py": "not installed"})))
     (work / "2x1-moe-rails.json").write_text(json.dumps(figure({"gloo": 110.0, "mpi": 125.0})))
     (work / "1x1-moe.json").write_text(json.dumps(figure({"gloo": 100.0})))
+    (work / "4x1-moe.json").write_text(json.dumps(figure({"gloo": 1.0, "mixed": 9.0})))
     records = [
         {"stage": "2x1-moe", "seconds": 5.0, "problems": [], "text": "5 rows", "load": 1.0},
         {"stage": "4x1-moe", "seconds": 9.0, "problems": ["rank 3 (host 3) failed"], "text": "", "load": 2.0},
@@ -81,6 +82,7 @@ def test_a_report_of_a_few_stages(tmp_path: Path) -> None:
     assert "lab-dlrm" not in text
     whole = json.loads((docs / "results" / "lab.json").read_text())
     assert whole["results"]["2x1"]["moe-rails"]["rows"][1]["row"] == "mpi"
+    assert whole["results"]["4x1"] == {}
 
 
 def test_the_bandwidths_of_both_runs(tmp_path: Path) -> None:
