@@ -101,7 +101,7 @@ def speed(row: dict[str, Any], name: str, over: str) -> tuple[float, float, floa
     ratios = [median(other) / median(own) for other, own in pairs]
     if len(ratios) < 2:
         return (ratios[0],) * 3
-    low, middle, high = quantiles(ratios, n=4)
+    low, middle, high = quantiles(ratios, n=4, method="inclusive")
     return middle, low, high
 
 
