@@ -17,13 +17,15 @@ from torch.distributed.run import get_args_parser
 from harness import Pools, launchers
 from mcr_dl import _C, InvalidArgumentError
 from mcr_dl.base import operations
-from mcr_dl.bench import cli
+from mcr_dl.bench import cli, report
+from mcr_dl.bench._sweep import Row, Settings
 from mcr_dl.bench.mix import Part, parse_mix
 from mcr_dl.bench.ranks import free_port
 from mcr_dl.commands.sizes import parse_size, size_text
 from mcr_dl.measure import _values, cases, memory
 from mcr_dl.measure._layout import layout, split
-from mcr_dl.measure.cases import message_size
+from mcr_dl.measure.cases import Case, message_size
+from mcr_dl.measure.timing import Statistics
 from mcr_dl.tuning import cli as tune_cli
 from ranks import bench, session
 
@@ -337,6 +339,18 @@ def test_command_without_checks(tmp_path: Path) -> None:
     assert "Wrong values: not checked" in result.stdout
     (row,) = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert row["median_us"] > 0
+    assert row["wrong"] is None
+
+
+def test_a_wrong_candidate_is_not_the_fastest(capsys: pytest.CaptureFixture[str]) -> None:
+    """The star is at the fastest one whose results are right."""
+    rows = [
+        Row(Case("all_reduce", 4), name, 4, 1, Statistics(9, time, time, time, 1, True), wrong)
+        for name, time, wrong in (("null", 1.0, 1), ("mpi", 2.0, 0), ("gloo", 3.0, None))
+    ]
+    report.print_operation(rows, Settings(("all_reduce",), ("all",), (4,)), 2)
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "*" in line)
+    assert "mpi" in line
 
 
 def test_command_with_unsupported_operation() -> None:

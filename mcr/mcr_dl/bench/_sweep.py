@@ -44,7 +44,7 @@ class Settings:
 class Row:
     """One candidate at one point. `nbytes` and `count` were actually moved, `wrong` counts elements on all ranks.
 
-    `statistics` is None if the candidate cannot do this; `reason` says why.
+    `wrong` is None if they were not checked, `statistics` if the candidate cannot do this; `reason` says why.
     """
 
     case: Case
@@ -52,7 +52,7 @@ class Row:
     nbytes: int
     count: int
     statistics: Statistics | None = None
-    wrong: int = 0
+    wrong: int | None = None
     reason: str = ""
 
 
@@ -74,14 +74,13 @@ def measure_point(
             prepared[name] = prepare(case, name, group, shared)
         except UnsupportedError as error:
             reasons[name] = str(error)
-    wrong = {name: int(sum(control.gathered(each.check()))) if settings.check else 0 for name, each in prepared.items()}
+    wrong = {name: int(sum(control.gathered(each.check()))) for name, each in prepared.items() if settings.check}
     if "auto" in prepared:
         end_trials(prepared["auto"], control)
     statistics = measure(prepared, control, settings.budget_seconds, settings.confidence)
     count, nbytes = message_size(case.operation, case.nbytes, case.dtype, group.size())
     return [
-        Row(case, name, nbytes, count, statistics.get(name), wrong.get(name, 0), reasons.get(name, ""))
-        for name in names
+        Row(case, name, nbytes, count, statistics.get(name), wrong.get(name), reasons.get(name, "")) for name in names
     ]
 
 

@@ -245,7 +245,7 @@ def _measure(settings: Settings) -> int:
     finally:
         control.barrier()  # keeps the ranks until rank 0 has reported
         default_group.destroy_process_group()
-    wrong = sum(row.wrong for row in rows) + (mix.wrong if mix is not None else 0)
+    wrong = any(row.wrong for row in rows) or bool(mix is not None and mix.wrong)
     return _WRONG if wrong else 0
 
 

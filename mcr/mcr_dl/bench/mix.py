@@ -32,13 +32,13 @@ class Part:
 
 @dataclass(frozen=True)
 class MixResult:
-    """Times of each part alone, of all in sequence, and of all at once; wrong elements on all ranks."""
+    """Times of each part alone, of all in sequence, and of all at once; wrong elements on all ranks, or None."""
 
     parts: tuple[Part, ...]
     alone: tuple[Statistics, ...]
     in_turn: Statistics
     together: Statistics
-    wrong: int
+    wrong: int | None
 
     @property
     def gain(self) -> float:
@@ -136,7 +136,7 @@ def run_mix(
         prepare(replace(like, operation=part.operation, nbytes=part.nbytes, asynchronous=True), part.candidate, group)
         for part in parts
     ]
-    wrong = _wrong(prepared, control) if check else 0
+    wrong = _wrong(prepared, control) if check else None
     for each in prepared:
         if each.candidate == "auto":
             end_trials(each, control)

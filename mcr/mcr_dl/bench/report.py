@@ -69,17 +69,17 @@ def _cells(row: Row, ranks: int, fastest: bool) -> list[str | Text]:
         Text(f"{median}*", style="bold") if fastest else f"{median} ",
         _number(times.p99_us),
         *map(_number, rates),
-        str(row.wrong),
+        "-" if row.wrong is None else str(row.wrong),
     ]
 
 
 def _fastest(rows: Iterable[Row]) -> Row | None:
-    timed = [row for row in rows if row.statistics is not None]
+    timed = [row for row in rows if row.statistics is not None and not row.wrong]
     return min(timed, key=lambda row: row.statistics.median_us if row.statistics else math.inf, default=None)
 
 
 def operation_table(rows: Sequence[Row], settings: Settings, ranks: int) -> Table:
-    """A line for each size and candidate of one operation; a star (and bold type) marks a size's fastest median."""
+    """A line for each size and candidate of one operation; a star (and bold type) marks the fastest right median."""
     operation = operation_of(rows[0].case.operation)
     names = ("size", "count", "dtype", "redop", "root", "backend", "min µs", "median µs ", "p99 µs")
     table = _columns(_title(settings, operation.name, ranks), (*names, "algbw GB/s", "busbw GB/s", "wrong"), texts=0)
@@ -109,7 +109,7 @@ def print_operation(rows: Sequence[Row], settings: Settings, ranks: int, file: I
 def footer(rows: Sequence[Row], settings: Settings) -> list[str]:
     """Notes on the whole run: wrong values, points that are still uncertain, and points that could not be measured."""
     timed = [row for row in rows if row.statistics is not None]
-    wrong = sum(row.wrong for row in timed)
+    wrong = sum(row.wrong or 0 for row in timed)
     lines = [f"Wrong values: {wrong}" if settings.check else "Wrong values: not checked"]
     uncertain = sum(1 for row in timed if row.statistics is not None and not row.statistics.converged)
     if uncertain:
