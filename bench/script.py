@@ -150,7 +150,7 @@ def publish(
         for folder in (results, images):
             folder.mkdir(parents=True, exist_ok=True)
         write_rows(results / f"{name}.json", document)
-        (results / f"{name}.md").write_text(report)
+        (results / f"{name}.md").write_text(report, encoding="utf-8")
         if draw is not None:
             draw(document, images / f"{name}.png")
     print(report)

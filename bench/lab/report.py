@@ -124,7 +124,7 @@ def write(document: Mapping[str, Any], work: Path, docs: Path) -> None:
         parts.append("\n".join(section(measured, work, images, link)))
     parts.append("\n".join(report_figures.section(measured, document["conditions"]["cores"], images, link)))
     parts.append("\n".join(stage_table(document)))
-    (results / "lab.md").write_text("\n".join(parts).rstrip() + "\n")
+    (results / "lab.md").write_text("\n".join(parts).rstrip() + "\n", encoding="utf-8")
     text = rows({**document, "results": measured}).replace(f"{ROOT}/", "")
     (results / ("lab.json" if docs != work else "lab-results.json")).write_text(text + "\n", encoding="utf-8")
 

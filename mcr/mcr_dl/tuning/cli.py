@@ -236,10 +236,11 @@ def _target(output: Path | None) -> Path:
     if usable:
         return path
     here = Path.cwd() / path.name
-    _say(
-        f"the cache folder {path.parent} cannot be written; the table goes to {here}: set MCR_DL_TUNING_TABLE to that "
-        "file, or XDG_CACHE_HOME to another folder before mcr-tune runs"
-    )
+    if launcher.detect().rank == 0:  # which writes the table
+        _say(
+            f"the cache folder {path.parent} cannot be written; the table goes to {here}: set MCR_DL_TUNING_TABLE to "
+            "that file, or XDG_CACHE_HOME to another folder before mcr-tune runs"
+        )
     return here
 
 
