@@ -85,7 +85,7 @@ def wrong_init() -> None:
     mine = "mpi" if mcr_dl.base.launcher.detect().rank == 0 else "gloo"
     expect(InvalidArgumentError, lambda: mcr_dl.init(mine), "backend", "same on all ranks", "mpi", "gloo")
     options = mcr_dl.Options(backends=["gloo"])
-    expect(InvalidArgumentError, lambda: mcr_dl.init("mpi", pg_options=options), "expected gloo", "got mpi")
+    expect(InvalidArgumentError, lambda: mcr_dl.init("mpi", pg_options=options), "expected gloo", "got 'mpi'")
     assert not mcr_dl.is_initialized()
     for name in (None, "mcr", "gloo"):
         mcr_dl.init_process_group(name, pg_options=options)
