@@ -380,16 +380,9 @@ def wrong_starts() -> None:
         dist.init_process_group("cuda:mcr")
         expect(RuntimeError, lambda: dist.all_reduce(torch.ones(1)), "cpu")
         dist.destroy_process_group()
-    with _fresh():  # torch fails after mcr_dl has started
-        with mock.patch.object(dist.distributed_c10d, "is_nccl_available", return_value=False):
-            expect(RuntimeError, lambda: dist.init_process_group("cpu:mcr,cuda:nccl"), "NCCL")
-        options = mcr_dl.Options(backends=["gloo"], uniform=False)
-        dist.init_process_group("mcr", timeout=timedelta(seconds=70), pg_options=options)
-        world = _C.world()
-        assert world is not None
-        assert (list(world.backends), world.timeout, world._any_form) == (["gloo"], timedelta(seconds=70), True)
-        _works()
-        dist.destroy_process_group()
+    for case in ("again", "with the same name", "as another group"):
+        with _fresh():
+            _start_after_a_failed_one(case)
     with _fresh():  # as after attempts through torch, more of them on one rank than on the other
         dist.distributed_c10d._world.group_count = launcher.detect().rank
         mcr_dl.init_process_group("gloo")
@@ -400,6 +393,28 @@ def wrong_starts() -> None:
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)  # each rank alone
         expect(InvalidArgumentError, lambda: mcr_dl.init_process_group("gloo"), "rank", "of 2", "of 1")
         dist.destroy_process_group()
+
+
+def _start_after_a_failed_one(case: str) -> None:
+    """torch fails after mcr_dl has started; the next start has its own backends, timeout and form."""
+    with mock.patch.object(dist.distributed_c10d, "is_nccl_available", return_value=False):
+        expect(RuntimeError, lambda: dist.init_process_group("cpu:mcr,cuda:nccl"), "NCCL")
+    if case == "with the same name":  # torch counts anew once its default group has ended
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # each rank alone
+        dist.destroy_process_group()
+    limit, options = timedelta(seconds=70), mcr_dl.Options(backends=["gloo"], uniform=False)
+    if case == "as another group":
+        dist.init_process_group("gloo")
+        everyone = dist.new_group(backend="mcr", timeout=limit, pg_options=options)
+    else:
+        dist.init_process_group("mcr", timeout=limit, pg_options=options)
+        everyone = dist.group.WORLD
+    world = _C.world()
+    assert world is not None
+    assert _C.handle_of(world) is everyone
+    assert (list(world.backends), world.timeout, world._any_form) == (["gloo"], limit, True)
+    _works(everyone)
+    dist.destroy_process_group()
 
 
 def left_blocks() -> None:

@@ -305,11 +305,18 @@ def _named(options: Any) -> list[str]:
     return list(options.backends) if isinstance(options, _C.Options) else []
 
 
+def _is_left(ranks: list[int]) -> bool:
+    """Whether the runtime is left of a start in which torch has failed: torch makes its default group (without ranks),
+    or it has no process group of the runtime's default one."""
+    return not ranks or not isinstance(_C.handle_of(state.current().groups["default"]), torch_dist.ProcessGroup)
+
+
 def _group_for(options: Any, wanted: list[str], pg_options: Any) -> _C.Group:
     ranks = list(options.global_ranks_in_group)  # empty: torch's default group
     watch.refuse_fork()
-    # torch makes one backend for each type of device. The runtime of another group is left of a start that has failed.
-    if not ranks and state.is_initialized() and state.current().started_as != options.group_id:
+    # torch makes one backend for each type of device, and one store for all of these; groups may share their names.
+    making = options.store.underlying_store
+    if state.is_initialized() and state.current().started_in is not making and _is_left(ranks):
         lifecycle.abandon()
     if not state.is_initialized():
         if ranks and ranks != list(range(torch_dist.get_world_size())):
@@ -326,7 +333,7 @@ def _group_for(options: Any, wanted: list[str], pg_options: Any) -> _C.Group:
             world_size=options.group_size,
             pg_options=pg_options,
         )
-        state.current().started_as = options.group_id
+        state.current().started_in = making
         group = state.current().groups["default"]
         _agree_on_form(group, pg_options)
         return group

@@ -68,7 +68,7 @@ class State:
     staging: int | None = None  # bytes of one piece of a staged tensor; None if no rank has a device
     job: str = ""  # an identity of this life of the job, equal on its ranks
     detail: bool = False  # all calls are compared over the ranks
-    started_as: str = ""  # torch's name of the group that it was making when it started this life
+    started_in: Any = None  # torch's store for the group that it was making when it started this life
     meetings: Any = None  # of the functions that all ranks call together (``meetings.together``)
     gave_up: float = float("-inf")  # when operations last took too long to end before their group
     planners: weakref.WeakSet[Planner] = field(default_factory=weakref.WeakSet)
