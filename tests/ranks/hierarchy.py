@@ -184,6 +184,7 @@ def life() -> None:
     current = state.current()
     kept = [*current.groups, *(name for each in current.belongings.values() for name in each.shadows)]
     assert not [name for name in kept if "shm" in name]
+    assert set(current.belongings) <= set(current.groups)
     assert {name for each in current.belongings.values() for name in each.networks} == {"themis(mpi,gloo)"}
     assert mcr_dl.get_backends() == ["mpi", "gloo", "hier(mpi,gloo)", "stripe(gloo,mpi)", "themis(mpi,gloo)"]
     tensor = torch.ones(40_000)

@@ -94,7 +94,8 @@ def end_lines(held: dimensions.Held) -> None:
 
 def replace_dimensions(group: _C.Group, held: dimensions.Held | None) -> None:
     """Give a group another topology with its groups, or none, and end those that were made for the one before."""
-    ours = state.current().of(group.name())
+    current = state.current()
+    ours = current.peek(group.name()) if held is None else current.of(group.name())
     before, ours.topology = ours.topology, held
     if before is not None:
         end_lines(before)

@@ -46,6 +46,6 @@ def uniform(wishes: list[Any]) -> bool:
 
 def apply(group: _C.Group, uniform: bool) -> None:
     """Give the form to a new group, and to the groups of its dimensions, whose members are among those who agreed."""
-    held = state.current().of(group.name()).topology
+    held = state.current().peek(group.name()).topology
     for each in [group, *([] if held is None else held.owned)]:
         each._set_any_form(not uniform)

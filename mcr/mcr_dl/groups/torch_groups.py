@@ -112,7 +112,7 @@ def publish_agreed(group: _C.Group) -> torch_dist.ProcessGroup:
             )
     assert made is not None
     _C.remember_handle(made, group)
-    held = current.of(group.name()).topology
+    held = current.peek(group.name()).topology
     for each in [] if held is None else held.owned:
         publish_agreed(each)
     return made
@@ -400,7 +400,7 @@ def on_abort(group: _C.Group) -> None:
     if group is _C.world():
         lifecycle.abandon()
         return
-    ours = state.current().of(group.name())
+    ours = state.current().peek(group.name())
     held, ours.topology = ours.topology, None
     for each in [] if held is None else held.owned:
         if state.has_ended(each):

@@ -196,7 +196,7 @@ def _broken_so_far(values: list[Any]) -> dict[str, int]:
 def _end_broken(group: _C.Group) -> None:
     """End the shadows of broken passes: all ranks have agreed to use others from now on."""
     current = state.current()
-    for name, count in current.of(group.name()).broken.items():
+    for name, count in current.peek(group.name()).broken.items():
         for old in (_shadow_name(group, name, before) for before in range(count)):
             if old in current.groups:
                 core_groups.forget_group(current.groups[old])
@@ -221,7 +221,7 @@ class _Making:
 
     def _shadow(self, group: _C.Group, after: list[Specification], suffix: str, *, rest: bool = False) -> _C.Group:
         current = state.current()
-        name = _shadow_name(group, suffix, current.of(group.name()).broken.get(suffix, 0))
+        name = _shadow_name(group, suffix, current.peek(group.name()).broken.get(suffix, 0))
         made = current.groups.get(name)
         if made is None:
             made = core_groups.make(name, list(group.ranks), group.backends, group.timeout)

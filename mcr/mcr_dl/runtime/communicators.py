@@ -52,11 +52,11 @@ def is_broken(group: _C.Group) -> bool:
 def close(name: str) -> None:
     """End a group, as far as it was made, and the groups that belong to it, without waiting for anything."""
     current = state.current()
-    ours = current.of(name)
+    ours = current.peek(name)
     for each in list(ours.shadows):
         close(each)
     if ours.owner is not None:
-        current.of(ours.owner).shadows.pop(name, None)
+        current.peek(ours.owner).shadows.pop(name, None)
     group = current.groups.pop(name, None)
     if group is not None:
         end(group)
@@ -64,7 +64,7 @@ def close(name: str) -> None:
 
 def close_parts(group: _C.Group, name: str) -> None:
     """End the groups that a candidate over the group's dimensions has used, as it has ended."""
-    ours = state.current().of(group.name())
+    ours = state.current().peek(group.name())
     for each in [each for each in ours.shadows if each.startswith(f"{group.name()}/{name}-")]:
         close(each)
     ours.networks.pop(name, None)
@@ -88,11 +88,11 @@ def end(group: _C.Group) -> None:
 def undone(name: str) -> Iterator[None]:
     """If the block raises, end the groups that it has made for the group: a later try makes them again."""
     current = state.current()
-    before = len(current.of(name).shadows)
+    before = len(current.peek(name).shadows)
     try:
         yield
     except BaseException:
-        for each in list(current.of(name).shadows)[before:] if state.is_initialized() else []:
+        for each in list(current.peek(name).shadows)[before:] if state.is_initialized() else []:
             close(each)
         raise
 

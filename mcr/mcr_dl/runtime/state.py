@@ -56,7 +56,7 @@ class State:
     asked: list[str] = field(default_factory=list)  # backends without which init fails
     groups: dict[str, _C.Group] = field(default_factory=dict)
     groups_made: int = 0
-    belongings: dict[str, Belongings] = field(default_factory=dict)  # by group, see ``of``
+    belongings: dict[str, Belongings] = field(default_factory=dict)  # by group, see ``of`` and ``peek``
     passes: list[Any] = field(default_factory=list)  # specifications for every new group
     counts: dict[str, dict[str, int]] = field(default_factory=dict)  # by group, see ``count``
     topology: dict[str, Any] | None = None  # the document that the user gave
@@ -92,8 +92,12 @@ class State:
         return self.own_store
 
     def of(self, group: str) -> Belongings:
-        """The belongings of a group, from the first use on, which may be before the group is made."""
+        """The belongings of a group, to change: from the first use on, which may be before the group is made."""
         return self.belongings.setdefault(group, Belongings())
+
+    def peek(self, group: str) -> Belongings:
+        """The belongings of a group, to read: empty ones if it has none, or has ended."""
+        return self.belongings.get(group) or Belongings()
 
     def add_shadow(self, owner: str, group: _C.Group) -> None:
         """Add a group that belongs to another group, and ends with it."""
@@ -103,12 +107,12 @@ class State:
 
     def with_shadows(self, group: _C.Group) -> list[_C.Group]:
         """A group and the groups that its passes and candidates use."""
-        shadows = list(self.of(group.name()).shadows.values())
+        shadows = list(self.peek(group.name()).shadows.values())
         return [group, *(each for shadow in shadows for each in self.with_shadows(shadow))]
 
     def program_groups(self) -> list[_C.Group]:
         """The groups that belong to no other group: their passes are the program's."""
-        return [group for name, group in list(self.groups.items()) if self.of(name).owner is None]
+        return [group for name, group in list(self.groups.items()) if self.peek(name).owner is None]
 
     def tune(self, group: _C.Group) -> None:
         """Give a connected group its candidates and its costs, as far as the job's are known."""
@@ -185,7 +189,7 @@ def run_endings(group: str | None = None) -> None:
     """Run what a group, or every group, is to do before it ends."""
     if _current is None:
         return
-    for each in list(_current.belongings.values()) if group is None else [_current.of(group)]:
+    for each in list(_current.belongings.values()) if group is None else [_current.peek(group)]:
         functions, each.endings = each.endings, []
         for function in functions:
             function()

@@ -138,7 +138,7 @@ def _codec(
 
 def _plans(operation: str, nbytes: int | None, group: _C.Group) -> dict[str, str]:
     """The plans of a call on the group's candidates over planned dimensions."""
-    networks = state.current().of(group.name()).networks
+    networks = state.current().peek(group.name()).networks
     if nbytes is None or operation_of(operation).vectored:
         return {}
     found = {}
