@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from mcr_dl import _C
 from mcr_dl.base.arguments import whole
-from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError
+from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError, NotInitializedError
 from mcr_dl.groups import factory, torch_groups
 from mcr_dl.libraries import registry
 from mcr_dl.runtime import changes, dimensions, handles, state
@@ -36,10 +36,11 @@ class Topology:
     """
 
     def __init__(self, group: _C.Group) -> None:
-        """``group`` must have a topology."""
+        """Raises NotInitializedError if the group has ended, also if it is kept after a loss, and not closed."""
         self._of = group
-        held = state.current().of(group.name()).topology
-        assert held is not None
+        held = state.current().peek(group.name()).topology
+        if held is None:
+            raise NotInitializedError(f"group: expected a living group, got the destroyed {group!r}")
         self._held = held
 
     @property
