@@ -21,7 +21,8 @@ import torch
 
 import mcr_dl as dist
 from mcr_dl.groups import reconnecting, survivors
-from mcr_dl.runtime import communicators, watched_store
+from mcr_dl.runtime import communicators, state, watched_store
+from mcr_dl.testing.expect import expect
 
 LIMIT = timedelta(seconds=float(os.environ.get("SHRINKING_LIMIT", "1800")))
 REPORTED = 3
@@ -50,6 +51,16 @@ def check(group: object, world: int) -> None:
         assert x[0] == 5
     dist.barrier(group=group)
     print(f"group of {size} of {world}: rank {rank}, {','.join(dist.get_backends(group))}", flush=True)
+
+
+def leave(former: dist.ProcessGroup | None) -> None:
+    """Destroy a group that has lost ranks; nothing is left of it, and of the libraries that shrink() has tried."""
+    if former is not dist.group.WORLD:
+        dist.destroy_process_group(former)
+        expect(dist.NotInitializedError, lambda: dist.topology(former), "destroyed")
+    current = state.current()
+    assert set(current.belongings) <= set(current.groups)
+    assert not [name for name in current.counts if name.endswith("/mpi")]
 
 
 def run(program: Callable[..., None]) -> None:
@@ -101,6 +112,7 @@ def main(backends: str, losses: str) -> None:
         late = any(each.endswith("~") for each in lost)
         if f"{me}~" in lost:
             time.sleep(LIMIT.total_seconds() * 3)
+        former = group
         try:
             group = dist.shrink(group, LIMIT)
         except dist.CollectiveTimeoutError:
@@ -108,6 +120,7 @@ def main(backends: str, losses: str) -> None:
                 raise
             group = dist.shrink(group, LIMIT * 30)
         check(group, world)
+        leave(former)
     dist.destroy_process_group()
 
 

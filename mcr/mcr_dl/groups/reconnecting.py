@@ -38,16 +38,16 @@ def problem(library: str, name: str, members: Sequence[int]) -> str:
     """
     current = state.current()
     group = _C.Group(f"{name}/{library}", list(members), members.index(current.launch.rank), current.timeout)
+    told = ""
     try:
         communicators.connect(group, [library], patience=communicators.PATIENCE)
         _exchange(group, library)
     except Exception as error:  # whatever it is, the others wait for the answer
-        watch.compare()
-        _C.keep_forever(group)  # closing may wait for the lost rank
-        return text_of(error)
+        told = text_of(error)
     watch.compare()  # which counts the call on all ranks
-    group._close()
-    return ""
+    communicators.end(group, keep=bool(told))  # closing may wait for the lost rank
+    current.counts.pop(group.name(), None)  # no later group gets the name
+    return told
 
 
 def _exchange(group: _C.Group, library: str) -> None:

@@ -70,9 +70,12 @@ def close_parts(group: _C.Group, name: str) -> None:
     ours.networks.pop(name, None)
 
 
-def end(group: _C.Group) -> None:
-    """End a group's communicators, unless that may wait for a lost rank, and forget what belongs to the group."""
-    kept = (is_broken(group) and any(map(registry.of_all_ranks, group.backends))) or holds_stuck(group)
+def end(group: _C.Group, *, keep: bool = False) -> None:
+    """End a group's communicators, unless that may wait for a lost rank, and forget what belongs to the group.
+
+    ``keep``: it may wait, whatever is known of the ranks.
+    """
+    kept = keep or (is_broken(group) and any(map(registry.of_all_ranks, group.backends))) or holds_stuck(group)
     if kept:
         _C.keep_forever(group)  # closing may wait for the lost rank, or for a thread that does
     else:
