@@ -24,6 +24,7 @@ import mcr_dl
 from mcr_dl import _C, CollectiveTimeoutError, InvalidArgumentError, InvalidTypeError, NotInitializedError
 from mcr_dl.base import launcher
 from mcr_dl.groups import torch_groups
+from mcr_dl.measure.timing import TorchControl
 from mcr_dl.passes import Log
 from mcr_dl.runtime import state
 from mcr_dl.testing.expect import expect
@@ -248,7 +249,11 @@ def nothing_left() -> None:
     """A group that was made and destroyed leaves no counts, and at the store no agreement on its form and passes."""
     session.start()
     current = state.current()
-    before = {*current.counts}, {*current.belongings}
+
+    def records() -> tuple[dict[str, set[str]], set[str]]:
+        return {name: {*counts} for name, counts in current.counts.items()}, {*current.belongings}
+
+    before = records()
     for passes in ([], [Log()]):
         with mock.patch.object(current, "passes", passes):
             made = dist.new_group(backend="mcr", pg_options=mcr_dl.Options(backends=["mpi", "shm"]))
@@ -261,8 +266,9 @@ def nothing_left() -> None:
         assert not any(current.store.check([key]) for key in left)
         mcr_dl.set_passes(["fuse"], made)  # a later change of the group works
         mcr_dl.monitored_barrier(made)
+        TorchControl(ours).barrier()
         dist.destroy_process_group(made)
-        assert ({*current.counts}, {*current.belongings}) == before
+        assert records() == before
 
 
 def foreign_groups() -> None:

@@ -131,7 +131,7 @@ def answer(current: state.State, applicant: Applicant, name: str, forming: dict[
         limit // timedelta(milliseconds=1),
         current.default_timeout // timedelta(milliseconds=1),
         {key: getattr(current, key) for key in _AGREED},
-        {group: current.counts[group] for group in ("default", forming["name"])},
+        {group: current.counts.get(group, {}) for group in ("", "default", forming["name"])},
         chain.terms_of(current.passes),
         choice.answer_of(current.knowledge),
         former.alarm,

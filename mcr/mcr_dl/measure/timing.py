@@ -72,8 +72,8 @@ class TorchControl:
         current = state.current()
         members = group or _C.world()
         assert members is not None  # there is one where there is a state
-        key = f"bench/{members.name()}"
-        store = torch_dist.PrefixStore(f"{key}/{current.count(key)}", current.store)
+        turn = current.count("bench", members.name())
+        store = torch_dist.PrefixStore(f"bench/{members.name()}/{turn}", current.store)
         self._gloo: Any = c10d.GLOO.create(store, members.rank(), members.size(), limit or members.timeout)
         self._rank, self._size = members.rank(), members.size()
 

@@ -58,7 +58,7 @@ class State:
     groups_made: int = 0
     belongings: dict[str, Belongings] = field(default_factory=dict)  # by group, see ``of`` and ``peek``
     passes: list[Any] = field(default_factory=list)  # specifications for every new group
-    counts: dict[str, dict[str, int]] = field(default_factory=dict)  # by group, see ``count``
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)  # by group, "": of the job; see ``count``
     topology: dict[str, Any] | None = None  # the document that the user gave
     arranged: dict[str, Any] | None = None  # the document of the default group's topology, once it was set
     grid: _C.Topology | None = None  # the one that the user gave; None: derived from the hosts
@@ -122,11 +122,8 @@ class State:
         for shadow in self.with_shadows(group)[1:]:  # stripes in a dimension compute their shares from the costs
             choice.tune(shadow, self.knowledge, derived=True)
 
-    def count(self, what: str, group: str = "default") -> int:
-        """Count the uses of something in a group: equal on all ranks that use it equally often.
-
-        The default group has the counts of the job, too.
-        """
+    def count(self, what: str, group: str = "") -> int:
+        """Count the uses of something in a group, or in the job: equal on all ranks that use it equally often."""
         counts = self.counts.setdefault(group, {})
         counts[what] = counts.get(what, -1) + 1
         return counts[what]
