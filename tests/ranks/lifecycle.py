@@ -87,8 +87,9 @@ def wrong_init() -> None:
     options = mcr_dl.Options(backends=["gloo"])
     expect(InvalidArgumentError, lambda: mcr_dl.init("mpi", pg_options=options), "expected gloo", "got 'mpi'")
     assert not mcr_dl.is_initialized()
-    for name in (None, "mcr", "gloo"):
-        mcr_dl.init_process_group(name, pg_options=options)
+    for name in (None, "mcr", [" MCR "], "gloo"):
+        with mock.patch.dict("os.environ", MCR_DL_BACKENDS="mpi"):
+            mcr_dl.init_process_group(name, pg_options=options)
         assert mcr_dl.get_backends() == ["gloo"]
         mcr_dl.destroy_process_group()
     session.start()

@@ -32,7 +32,6 @@ from mcr_dl.base.errors import (
 from mcr_dl.base.warning import warn
 from mcr_dl.groups import factory, first_start, report, tried
 from mcr_dl.libraries import registry
-from mcr_dl.libraries.c10d import OURS
 from mcr_dl.passes import chain
 from mcr_dl.runtime import (
     communicators,
@@ -165,9 +164,7 @@ def _named(backend: str | Iterable[str] | None, pg_options: Any) -> list[str]:
     """The backends that the argument names, or mcr_dl's options where it leaves the choice to them."""
     options = list(pg_options.backends) if isinstance(pg_options, _C.Options) else []
     wanted = registry.parse_for_job(options) if options else []
-    if wanted and (backend is None or backend == OURS):
-        return wanted
-    named = registry.parse_for_job(backend)
+    named = registry.parse_for_job(backend, wanted)
     if wanted and named != wanted:
         message = (
             f"backend: expected {', '.join(wanted)}, as in pg_options, or None, got {', '.join(named) or backend!r}"

@@ -249,11 +249,13 @@ def parse_backends(backend: str | Iterable[str] | None) -> list[str]:
     return _parse(backend)[1]
 
 
-def _parse(backend: str | Iterable[str] | None) -> tuple[str, list[str]]:
-    """The argument or the variable that the names come from, and the names."""
+def _parse(backend: str | Iterable[str] | None, given: list[str] | None = None) -> tuple[str, list[str]]:
+    """The argument or the variable that the names come from, and the names. ``given``: as for ``parse_for_job``."""
     source = "backend"
     parts = _parts(backend, source)
     if backend is None or _plain(parts) == [c10d.OURS]:
+        if given:
+            return source, given
         source, backend = VARIABLE, os.environ.get(VARIABLE, "auto")
         parts = _parts(backend, source)
     if _plain(parts) in (["auto"], [c10d.OURS]):
@@ -305,8 +307,8 @@ def parse_for_group(backend: str | Iterable[str] | None) -> list[str]:
     return _parse_for_group(backend)[1]
 
 
-def _parse_for_group(backend: str | Iterable[str] | None) -> tuple[str, list[str]]:
-    source, names = _parse(backend)
+def _parse_for_group(backend: str | Iterable[str] | None, given: list[str] | None = None) -> tuple[str, list[str]]:
+    source, names = _parse(backend, given)
     for place, name in enumerate(names):
         for missing in sorted(set(_needed(name)) - set(names[:place])):
             use = "uses one across its lines," if is_hierarchical(name) else "cuts messages over two"
@@ -315,10 +317,13 @@ def _parse_for_group(backend: str | Iterable[str] | None) -> tuple[str, list[str
     return source, names
 
 
-def parse_for_job(backend: str | Iterable[str] | None) -> list[str]:
+def parse_for_job(backend: str | Iterable[str] | None, given: list[str] | None = None) -> list[str]:
     """As ``parse_for_group``, for a job: libraries that start on all ranks together must come before the backends
-    that they are a part of: the ranks of a hierarchy on uneven hosts would not start them together."""
-    source, names = _parse_for_group(backend)
+    that they are a part of: the ranks of a hierarchy on uneven hosts would not start them together.
+
+    ``given``: names that an earlier call has returned; None and ``"mcr"`` stand for these, if there are any.
+    """
+    source, names = _parse_for_group(backend, given)
     for place, name in enumerate(names):
         for missing in sorted(set(together(name)) - set(names[: place + 1])):
             message = f"{source}: {name!r} has a part that starts on all ranks of the job: expected {missing!r} before"
