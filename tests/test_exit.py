@@ -6,10 +6,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from unittest import mock
 
 import pytest
 
 import jobs
+from mcr_dl.groups import lifecycle
+from mcr_dl.libraries import registry
 from mcr_dl.runtime import exit_steps
 from mcr_dl.testing.nursery import Nursery
 
@@ -64,6 +67,17 @@ assert _C.drain_futures(timedelta(seconds=20))
 assert os.listdir("/proc/self/task") == threads
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
+
+
+def test_a_library_that_cannot_be_closed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The later ones are closed, and the exit code stays."""
+    libraries = [mock.Mock(), mock.Mock()]
+    libraries[0].close.side_effect = OSError("no descriptor")
+    monkeypatch.setattr(registry, "DESCRIBED", libraries)
+    monkeypatch.setattr(lifecycle, "_leave_job", lambda: 70)
+    assert lifecycle._leave_job_and_close() == 70
+    libraries[1].close.assert_called_once_with()
+    assert "no descriptor" in capsys.readouterr().err
 
 
 def test_without_a_thread_the_step_runs_here() -> None:

@@ -353,7 +353,8 @@ def _ends_all() -> bool:
     return any(library.ends_all() for library in registry.DESCRIBED)
 
 
-def _at_exit() -> int:
+def _leave_job() -> int:
+    """End the runtime and the libraries with the process; returns the exit code, 0: the process's own."""
     if watch.forked():
         _C.leave()
         return 0
@@ -389,12 +390,12 @@ def _at_exit() -> int:
     return _EXIT_DESYNC if desync else 0
 
 
-def _end_process() -> int:
+def _leave_job_and_close() -> int:
     try:
-        return _at_exit()
+        return _leave_job()
     finally:
         for library in registry.DESCRIBED:
-            library.close()
+            exit_steps.guarded(library.close)
 
 
-exit_steps.at_end(_end_process)
+exit_steps.at_end(_leave_job_and_close)

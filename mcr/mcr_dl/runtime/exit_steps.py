@@ -20,19 +20,24 @@ _steps: queue.SimpleQueue[tuple[Callable[[], None], threading.Event]] = queue.Si
 _thread: threading.Thread | None = None
 _watching = 0  # the process whose function is watched, see _watch_function()
 _raised: BaseException | None = None
-_FIRST, _LAST = 1000, -1000  # of multiprocessing's finalizers
-_at_end: Callable[[], int] | None = None
-_ended = 0  # the process that has done the steps of at_end()
+_EARLIEST, _LATEST = 1000, -1000  # of multiprocessing's finalizers
+_last: Callable[[], int] | None = None  # the steps of at_end()
+_last_done_in = 0  # the process that has done, or begun, these
+
+
+def guarded(step: Callable[[], None]) -> None:
+    """Run a step; its error is printed, as any that can no longer be caught."""
+    try:
+        step()
+    except Exception:
+        with contextlib.suppress(OSError, ValueError):  # closed, or a pipe that no process reads
+            traceback.print_exc()
 
 
 def _serve() -> None:
     while True:
         step, done = _steps.get()
-        try:
-            step()
-        except Exception:
-            with contextlib.suppress(OSError, ValueError):  # closed, or a pipe that no process reads
-                traceback.print_exc()  # as for any failure that can no longer be caught
+        guarded(step)
         done.set()
 
 
@@ -63,17 +68,17 @@ def at_end(steps: Callable[[], int]) -> None:
 
     They set the code themselves where C's exit handlers run.
     """
-    global _at_end
-    _at_end = steps
-    atexit.register(_end)
+    global _last
+    _last = steps
+    atexit.register(_do_last_once)
 
 
-def _end() -> int:
-    global _ended
-    if _at_end is None or _ended == os.getpid():
+def _do_last_once() -> int:
+    global _last_done_in
+    if _last is None or _last_done_in == os.getpid():
         return 0
-    _ended = os.getpid()
-    return _at_end()
+    _last_done_in = os.getpid()
+    return _last()
 
 
 # ---- a function of multiprocessing
@@ -87,9 +92,9 @@ def _watch_function() -> None:
     global _watching, _raised
     if multiprocessing.parent_process() is not None and _watching != os.getpid():
         _watching, _raised = os.getpid(), None
-        multiprocessing.util.Finalize(None, _note, exitpriority=_FIRST)
+        multiprocessing.util.Finalize(None, _note, exitpriority=_EARLIEST)
         if _ends_at_once():
-            multiprocessing.util.Finalize(None, _end_function, exitpriority=_LAST)
+            multiprocessing.util.Finalize(None, _do_last_after_function, exitpriority=_LATEST)
 
 
 def _ends_at_once() -> bool:
@@ -99,8 +104,8 @@ def _ends_at_once() -> bool:
     return (method or multiprocessing.get_start_method(allow_none=True)) != "spawn"
 
 
-def _end_function() -> None:
-    code = _end()
+def _do_last_after_function() -> None:
+    code = _do_last_once()
     if code:
         raise SystemExit(code)  # multiprocessing ends the process with it
 
