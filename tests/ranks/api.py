@@ -180,7 +180,8 @@ def equal_names() -> None:
         errors.good_call(backend, part)
     if me in (1, 2):
         for again in (False, True):  # rank 2 without its counts, as a process that takes a lost rank's place
-            with mock.patch.dict(state.current().counts, clear=again and me == 2):
+            counts = {} if again and me == 2 else state.current().counts
+            with mock.patch.object(state.current(), "counts", counts):
                 local = mcr_dl.new_group([1, 2], use_local_synchronization=True)
                 errors.good_call("gloo", local)
     mcr_dl.barrier()
