@@ -21,6 +21,7 @@ from mcr_dl.base import launcher
 from mcr_dl.groups import report
 from mcr_dl.libraries import pmix, registry, shm
 from mcr_dl.runtime import communicators, state
+from mcr_dl.runtime.attempts import Attempt
 
 RANK = int(os.environ["RANK"])
 
@@ -140,14 +141,15 @@ def ends_between(rank: str, at: str) -> None:
     names = "gloo,hier(shm,gloo)"
     if at == "group":
         dist.init_process_group("gloo", timeout=60)
-    connected = communicators._connected
+    agree = Attempt.agree
 
-    def end(*given: Any) -> Any:
-        connected(*given)
-        os._exit(1)
+    def end(attempt: Attempt, what: str, *given: Any, **named: Any) -> Any:
+        if what.startswith("part/"):
+            os._exit(1)
+        return agree(attempt, what, *given, **named)
 
     if int(rank) == RANK:
-        mock.patch.object(communicators, "_connected", end).start()
+        mock.patch.object(Attempt, "agree", end).start()
     try:
         if at == "group":
             dist.new_group(backend=names)
