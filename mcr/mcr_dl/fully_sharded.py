@@ -127,6 +127,6 @@ def _check(part: FSDPModule, named: list[str]) -> None:
     for each in groups if named else []:
         group = None if each is None else getattr(each.mesh_info, "shard_process_group", None)
         if group is not None and _C.group_of(group) is None:
-            described = handles.described(group)
-            message = f"{' and '.join(named)}: expected a mesh whose group uses the backend 'mcr', got {described}"
+            expected = f"expected a mesh whose group uses the backend 'mcr', to name {' and '.join(named)}"
+            message = f"module: {expected}, got {handles.described(group)}"
             raise InvalidTypeError(message)

@@ -151,7 +151,7 @@ def fsdp_on_named() -> None:
         expect(
             mcr_dl.InvalidTypeError,
             lambda: fully_sharded.set_backends(network, all_gather="mpi"),
-            "expected a mesh whose group uses the backend 'mcr'",
+            "module: expected a mesh whose group uses the backend 'mcr', to name mpi, got",
             "cpu:gloo",
         )
         fully_sharded.set_backends(network)
