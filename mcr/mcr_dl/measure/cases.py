@@ -205,7 +205,11 @@ class Prepared:
         row = _function(self.row, op)
         values = {**self._arguments(), "async_op": asynchronous, **changed}
         params = row["params"]
-        places = [values.get(kind, DEFAULTS.get(default)) for _, kind, default, keyword in params if not keyword]
+        places = [
+            values.get(kind, DEFAULTS[default] if default else None)
+            for _, kind, default, keyword in params
+            if not keyword
+        ]
         names: dict[str, Any] = {
             name: True for name, kind, _, keyword in params if keyword and kind == "async_op" and asynchronous
         }

@@ -192,7 +192,7 @@ def spell(case: Case, arguments: dict[str, Any]) -> Callable[[], Any]:
     flags = []
     if case.style == "backend first" and "async_op" in arguments:
         flags = [arguments.pop("async_op")]  # Listing 1 of the paper ends with it
-    ordered = [arguments.pop(name, DEFAULTS.get(default)) for name, default in params]
+    ordered = [arguments.pop(name, DEFAULTS[default] if default else None) for name, default in params]
     if case.style == "backend first" and case.backend is not None:
         return lambda: function(case.backend, *ordered, *flags, **arguments)
     if flags:
