@@ -8,6 +8,7 @@ import resource
 import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -287,6 +288,24 @@ def test_a_rank_that_goes_on_to_the_next_meeting(store: torch_dist.Store) -> Non
     assert mine.meet("call", 1, sum, 10.0) is None
     assert mine.problem == "expected all ranks to wait for the others, got another meeting on rank 1"
     assert mine.meet("call", 1, sum, 10.0) == 2
+
+
+def test_a_value_that_is_too_long(store: torch_dist.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ranks of a meeting learn it, and not only the one that reads the values; they meet again."""
+    monkeypatch.setattr(agreement, "_PIECE", 500)
+    monkeypatch.setattr(agreement, "_LARGEST", 1000)
+    ranks = [meetings.Meetings(store, "name", rank, 2) for rank in range(2)]
+
+    def meet(rank: int) -> list[Any]:
+        values = ["x" * 2000 if rank == 1 else "", ""]
+        return [(ranks[rank].meet("call", value, len, 10.0), ranks[rank].problem) for value in values]
+
+    with ThreadPoolExecutor() as threads:
+        found = list(threads.map(meet, range(2)))
+    for first, second in found:
+        assert first[0] is None
+        assert "value/1: expected at most 1000 bytes, got 20" in first[1]
+        assert second[0] == 2
 
 
 def test_a_value_of_all_ranks_for_mpi(store: torch_dist.Store) -> None:

@@ -188,7 +188,9 @@ class _Exchange:
     def answer(self, mine: dict[str, Any], *, leave: bool) -> dict[str, Any]:
         """Return the answer that all ranks get."""
         last = self._round.arrive(mine)
-        answer: dict[str, Any] | None = self._round.conclude(last, self._decided, self._late, self._wait)
+        answer: dict[str, Any] | None = self._round.conclude(
+            last, self._decided, self._late, self._wait, self._unreadable
+        )
         if answer is None:
             raise CollectiveTimeoutError(f"{self._name()} timed out: the last rank to come has not answered")
         if last and self._turn > 0:
@@ -210,6 +212,9 @@ class _Exchange:
             text = f"{self._name()}: expected all ranks to wait for the others, got another change on rank "
             return {"error": [InvalidArgumentError.__name__, f"{text}{values.index(None)}"]}
         return _answer_of(self.group, self.decide, values)
+
+    def _unreadable(self, error: InvalidArgumentError) -> dict[str, Any]:
+        return {"error": [InvalidArgumentError.__name__, f"{self._name()}: {error}"]}
 
     def _late(self, values: list[Any]) -> dict[str, Any]:
         ranks = [rank for rank, value in enumerate(values) if value is None]

@@ -11,6 +11,7 @@ from typing import Any
 import torch.distributed as torch_dist
 
 from mcr_dl.base import agreement
+from mcr_dl.base.errors import InvalidArgumentError
 
 PATIENCE = 15.0  # seconds for another rank's answer; that rank may ask the missing ones where they are
 _SHORTEST, _LONGEST = 0.0001, 0.01  # seconds between two looks
@@ -48,6 +49,11 @@ def poll(
             return False
         time.sleep(pause(passed, size, longest))
     return True
+
+
+def problem_of(error: InvalidArgumentError) -> dict[str, str]:
+    """An answer that has only the reason why there is no other one."""
+    return {"problem": str(error)}
 
 
 class Round:
@@ -103,21 +109,38 @@ class Round:
         key = f"answer/{self._key}"
         return agreement.value_of(self._store, key, self._store.get(key), key)
 
-    def conclude(self, last: bool, decide: Decide, give_up: Decide, wait: Callable[[bool], bool]) -> Any:
+    def conclude(
+        self,
+        last: bool,
+        decide: Decide,
+        give_up: Decide,
+        wait: Callable[[bool], bool],
+        unreadable: Callable[[InvalidArgumentError], Any] = problem_of,
+    ) -> Any:
         """The answer, for a rank that has arrived, as the ``last`` one or not; None if it does not come.
 
         The last rank answers with ``decide``. Others call ``wait(False)``, which returns whether the answer has come in
         time. If not, they close the round: one answers with ``give_up``, unless the last rank has arrived; those that
         do not answer call ``wait(True)`` for the answer of the one that does.
+
+        ``unreadable``: makes the answer if a rank's value cannot be read, as it is too long.
         """
         if last:
-            self.answer(decide(self.values()))
+            self._answer_by(decide, unreadable)
         elif not wait(False):
             if self.close():
-                self.answer(give_up(self.values()))
+                self._answer_by(give_up, unreadable)
             elif not wait(True):
                 return None
         return self.result()
+
+    def _answer_by(self, make: Decide, unreadable: Callable[[InvalidArgumentError], Any]) -> None:
+        try:
+            values = self.values()
+        except InvalidArgumentError as error:  # the others wait for an answer
+            self.answer(unreadable(error))
+        else:
+            self.answer(make(values))
 
     def forget(self, key: str) -> None:
         """Delete the counter and the answer of an earlier round, which all ranks have read."""
