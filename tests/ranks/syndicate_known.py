@@ -214,7 +214,7 @@ def rules() -> None:
 
 
 def a_call_that_is_not_sent() -> None:
-    """It fails on one rank, and keeps its place in the plan: the program makes it again."""
+    """It fails on one rank, and counts neither in the iterations nor in the plan: the program makes it again."""
     all_reduce = mcr_dl.all_reduce
 
     def twice(value: torch.Tensor, **options: Any) -> Any:
@@ -225,14 +225,16 @@ def a_call_that_is_not_sent() -> None:
 
     session.start()
     as_it_is: Document = {"name": "as it is", "calls": [None] * 3, "order": []}
-    with Planned(lambda _iteration, _most: [as_it_is], rounds=1) as planned:
+    twice_on_one_rank = mock.patch.object(mcr_dl, "all_reduce", twice)
+    with Planned(lambda _iteration, _most: [as_it_is], rounds=1) as planned, twice_on_one_rank:
         program = Simple()
         until(planned, "steady", program)
-        with mock.patch.object(mcr_dl, "all_reduce", twice):
-            for _ in range(ROUNDS):
-                program.iterate()
-        assert planned.phase == "steady", planned.events
-        assert "left" not in [event.what for event in planned.events]
+        for _ in range(ROUNDS):
+            program.iterate()
+        found = [event.what for event in planned.events]
+        assert planned.phase == "steady", found
+        assert found[0] == "planned", found
+        assert not {"failed", "left"} & set(found), found
 
 
 def groups_of_a_block() -> None:

@@ -62,11 +62,13 @@ class Captures:
 
 
 def _logged(names: Sequence[str], most: int) -> list[Record]:
-    """The newest collectives of these groups in the log, oldest first, without the one that begins."""
+    """The newest collectives of these groups in the log, oldest first, without the one that begins, and without those
+    that failed before they were sent, which have no number.
+    """
     window, before = 2 * most + 64, -1
     while True:
         found = records.records(since=max(_C.log_made() - window, 0))
-        mine = [each for each in found if not each.peer and each.group.name in names][:-1][-most:]
+        mine = [each for each in found if each.seq and not each.peer and each.group.name in names][:-1][-most:]
         if len(mine) == most or len(found) == before:
             return mine
         window, before = 2 * window, len(found)
