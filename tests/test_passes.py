@@ -67,6 +67,10 @@ def test_code_in_a_blocking_call(pools: Pools, backend: str) -> None:
     pools.get("processes", 2).run(passed_calls.are_in_no_call, backend)
 
 
+def test_a_held_call_that_fails(pools: Pools) -> None:
+    pools.get("processes", 2).run(passed_calls.counts_a_held_call_that_fails)
+
+
 @pytest.mark.parametrize("name", ["mistakes", "order", "agreement", "init_gives_them"])
 def test_the_chain(pools: Pools, name: str) -> None:
     pools.get("processes", 2).run(getattr(passes, name))

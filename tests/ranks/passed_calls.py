@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import mcr_dl
-from mcr_dl import _C, InvalidTypeError
+from mcr_dl import _C, InvalidArgumentError, InvalidTypeError
 from mcr_dl.passes import PassedCall, known_codecs, register_codec
 from mcr_dl.testing.expect import expect
 from ranks import session
@@ -184,6 +184,23 @@ def keeps_counts(backend: str) -> None:
             assert (call.input_counts, call.output_counts, call.nbytes) == (counts, counts, 12 * size)
     held.clear()
     del others
+
+
+def counts_a_held_call_that_fails() -> None:
+    """As other ranks may have sent theirs: a later pass counts it although nothing was sent here."""
+    session.start()
+    mcr_dl.register_pass(Handler(_hold), "mine")
+    with chain("mine", "log"):
+        numbers = []
+        for codec in ("bf16", None):  # the first needs a pass that is not there
+            work = mcr_dl.all_reduce(torch.ones(3), codec=codec, async_op=True)
+            held.pop().proceed()
+            if codec is None:
+                work.wait()
+            else:
+                expect(InvalidArgumentError, work.wait, "expected the pass")
+            numbers.append(mcr_dl.log_records()[-1].seq)
+        assert 0 < numbers[0] == numbers[1] - 1
 
 
 def _await_none(reference: Callable[[], Any], limit: float = 20) -> None:

@@ -259,6 +259,7 @@ void PassedCall::issue_held(Deferred& deferred, std::optional<Slot> slot, std::s
     plan.owned.push_back(counts_);
     Call call = kept_;
     Passage passage{*group_, slot ? &*slot : nullptr, call, plan, true};
+    mark_sent(passage.notes);  // hold() has: later passes count the call on all ranks, although it may fail on this one
     deferred.fulfil(Next(chain, from_)(passage).work);
   } catch (...) {
     deferred.fail(current_error());
