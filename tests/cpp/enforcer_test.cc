@@ -10,6 +10,7 @@
 
 #include "check.h"
 #include "passes/schedule/scheduler.h"
+#include "ranks.h"
 
 namespace {
 
@@ -113,8 +114,9 @@ TEST(a_call_that_is_not_sent_gives_its_turn_back) {
 
 namespace {
 
-// The calls until an iteration of seven has been found; each may fail once before it is sent.
-std::size_t calls_until_found(bool fails) {
+// The calls until an iteration of seven has been found. Each may fail once before it is sent, and another one, which
+// the program does not make again; it may mark iterations, also when it makes a call again.
+std::size_t calls_until_found(bool fails, bool marks) {
   bool found = false;
   PlanControl control([&](PlanControl::Event event, int64_t value) {
     CHECK(event == PlanControl::Event::Found && value == 7);
@@ -124,15 +126,38 @@ std::size_t calls_until_found(bool fails) {
   for (; !found && made < 1000; ++made) {
     PlanControl::What call;
     call.signature = made % 7;
-    if (fails) control.give_back("a group", control.enter("a group", call));
+    const bool marked = marks && call.signature == 3;
+    if (marked) control.mark();
+    if (fails) {
+      control.give_back("a group", control.enter("a group", call));
+      control.give_back("a group", control.enter("a group", {100}));
+      if (marked) control.mark();
+    }
     if (!found) control.enter("a group", call);
   }
+  if (!fails) CHECK(control.newest(8).front().signature == (marks ? 3U : 0U));
   return made;
 }
 
 }  // namespace
 
-TEST(a_call_that_is_not_sent_is_seen_once) {
-  const auto without = calls_until_found(false);
-  CHECK(without < 1000 && calls_until_found(true) == without);
+TEST(a_call_that_is_not_sent_is_not_seen) {
+  for (const bool marks : {false, true}) {
+    const auto without = calls_until_found(false, marks);
+    CHECK(without < 1000 && calls_until_found(true, marks) == without);
+  }
+}
+
+TEST(a_call_that_the_handler_refuses_is_not_counted) {
+  int64_t told = 0;
+  PlanControl control([&](PlanControl::Event event, int64_t value) {
+    CHECK(event == PlanControl::Event::Iteration && value == ++told);
+    if (told % 2 == 0) throw Error(ErrorCode::Backend, "refused");
+  });
+  control.set_plan({{"a group", std::vector<PlannedForm>(1)}}, {}, 1);
+  for (int64_t iteration = 0; iteration < 6; ++iteration) {
+    if (iteration % 2 == 1) CHECK(ranks::failure([&] { control.enter("a group", {}); }).text == "refused");
+    CHECK(control.enter("a group", {}).iteration == iteration);
+    CHECK(told == iteration + 1);
+  }
 }

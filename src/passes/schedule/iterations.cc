@@ -25,6 +25,29 @@ std::size_t IterationFinder::add(uint64_t signature, uint64_t group) {
   return found();
 }
 
+void IterationFinder::take_back() {
+  if (count_ == 0) return;  // all calls have been forgotten
+  const auto number = --count_;
+  if (marks_) {
+    const bool marked = now_.marked;  // since then
+    now_ = before_;
+    now_.marked = now_.marked || marked;
+    if (now_.interval <= kLongest) runs_[now_.interval] = run_before_;
+    return;
+  }
+  if (number >= kPatience) return;
+  const auto& last = seen(number);
+  for (auto before = last.before; before != kNone && number - before <= kLongest; before = seen(before).before) {
+    auto& run = runs_[number - before];
+    run = run.calls > 1 ? Run{number - 1, run.calls - 1} : Run{};
+  }
+  if (last.before == kNone) {
+    newest_.erase(last.key);
+  } else {
+    newest_[last.key] = last.before;
+  }
+}
+
 // Continues the runs of all periods after which the newest call comes again. The first period is not in a run, and this
 // call is the first of the next iteration.
 std::size_t IterationFinder::found() {
@@ -57,21 +80,24 @@ bool IterationFinder::primitive(std::size_t period) const {
 
 std::size_t IterationFinder::marked() {
   const auto number = count_ - 1;
-  ++since_mark_;
-  if (interval_ > 0 && interval_ <= kLongest && number >= interval_) {
-    auto& run = runs_[interval_];
-    const bool equal = seen(number - interval_).key == seen(number).key;
+  auto& [marked, since, interval] = now_;
+  before_ = now_;
+  if (interval <= kLongest) run_before_ = runs_[interval];
+  ++since;
+  if (interval > 0 && interval <= kLongest && number >= interval) {
+    auto& run = runs_[interval];
+    const bool equal = seen(number - interval).key == seen(number).key;
     run = {number, !equal ? 0 : run.calls > 0 && run.last + 1 == number ? run.calls + 1 : 1};
   }
-  if (!std::exchange(marked_, false)) return 0;
-  interval_ = std::exchange(since_mark_, 1) - 1;
-  if (interval_ == 0 || interval_ > kLongest) return 0;
-  return runs_[interval_].last == number && repeated(interval_) ? interval_ : 0;
+  if (!std::exchange(marked, false)) return 0;
+  interval = std::exchange(since, 1) - 1;
+  if (interval == 0 || interval > kLongest) return 0;
+  return runs_[interval].last == number && repeated(interval) ? interval : 0;
 }
 
 void IterationFinder::mark() {
   if (!marks_) newest_ = {};
-  marks_ = marked_ = true;
+  marks_ = now_.marked = true;
 }
 
 // Whether the iteration that ends before the newest call is the least of its rotations.
@@ -91,7 +117,7 @@ void IterationFinder::reset() {
   count_ = 0;
   newest_.clear();
   std::ranges::fill(runs_, Run{});
-  since_mark_ = interval_ = 0;
+  now_.since = now_.interval = 0;
 }
 
 }  // namespace mcr

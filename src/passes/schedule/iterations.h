@@ -23,6 +23,8 @@ class IterationFinder {
   /// 0. Iterations begin where their signatures are the least of all rotations, so that they are found again where they
   /// were found before. `group`: of this process; the beginning does not depend on it.
   std::size_t add(uint64_t signature, uint64_t group);
+  /// Takes back the last call that was added, once: it has not been made.
+  void take_back();
   /// The next call begins an iteration, as the program says: from now on iterations begin only at such calls.
   void mark();
   /// How many kinds of calls are remembered: none once a program marks its iterations.
@@ -43,6 +45,11 @@ class IterationFinder {
     std::size_t before;  // the number of the call before with this key; kNone if there is none, or with marks
   };
   static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
+  // Where a program that marks its iterations is in them.
+  struct Marks {
+    bool marked = false;                  // before the next call
+    std::size_t since = 0, interval = 0;  // calls since the last mark, and between the last two
+  };
 
   Seen& seen(std::size_t number) { return seen_[number % seen_.size()]; }
   const Seen& seen(std::size_t number) const { return seen_[number % seen_.size()]; }
@@ -56,8 +63,9 @@ class IterationFinder {
   std::vector<Seen> seen_ = std::vector<Seen>(2 * kLongest);  // the newest, by number
   std::unordered_map<uint64_t, std::size_t> newest_;          // by key: the number of the newest call; without marks
   std::vector<Run> runs_ = std::vector<Run>(kLongest + 1);    // by period
-  bool marks_ = false, marked_ = false;                       // the program marks iterations; before the next call
-  std::size_t since_mark_ = 0, interval_ = 0;                 // calls since the last mark, and between the last two
+  bool marks_ = false;                                        // the program marks iterations
+  Marks now_, before_;                                        // before_: without the last call
+  Run run_before_;                                            // of before_.interval, without the last call
   std::unordered_map<std::size_t, std::size_t> demands_;      // by period: repetitions
 };
 

@@ -55,16 +55,15 @@ struct PlanControl::Step {
 };
 
 struct PlanControl::Look {
-  bool seen = false;   // the call has been counted among those that are watched
-  bool begun = false;  // it has begun an iteration
+  bool seen = false;       // the call has been counted, if calls are watched
+  std::size_t number = 0;  // among these
+  bool begun = false;      // it has begun an iteration
 };
 
 void PlanControl::watch() {
   const std::lock_guard lock(mutex_);
   watching_ = true;
   finder_.reset();
-  seen_count_ = 0;
-  again_ = false;
 }
 
 void PlanControl::mark() {
@@ -102,13 +101,8 @@ void PlanControl::set_plan(std::map<std::string, Forms> plans, std::vector<PlanP
   enforcer_->drive();
 }
 
-// Call with the lock held. The length of an iteration that the call begins, else 0.
+// Call with the lock held, while calls are watched. The length of an iteration that the call begins, else 0.
 std::size_t PlanControl::find(const std::string& group, const What& what) {
-  if (!watching_) return 0;
-  if (std::exchange(again_, false)) {
-    const auto& last = seen_[(seen_count_ - 1) % seen_.size()];
-    if (last.group == group && last.signature == what.signature) return 0;
-  }
   auto& seen = seen_[seen_count_++ % seen_.size()];
   seen.group = group;  // assigned one by one, as that reuses their memory
   seen.signature = what.signature;
@@ -121,8 +115,9 @@ std::size_t PlanControl::find(const std::string& group, const What& what) {
 
 PlanControl::Step PlanControl::step(const std::string& group, const What& what, Look& look) {
   const std::lock_guard lock(mutex_);
-  if (!std::exchange(look.seen, true)) {
+  if (!std::exchange(look.seen, true) && watching_) {
     const auto calls = find(group, what);
+    look.number = seen_count_;
     if (calls != 0) {
       look.begun = true;
       return {.event = Event::Found, .value = static_cast<int64_t>(calls)};
@@ -145,10 +140,11 @@ PlanControl::Step PlanControl::step(const std::string& group, const What& what, 
     if (!watching_) look.seen = false;  // the handler may begin to watch, with this call
     return step;
   }
-  if (form.call == 0 && !member.begun && !std::exchange(look.begun, true)) {
+  if (form.call == 0 && !member.begun && !look.begun) {
+    member.begun = look.begun = true;
     return {.event = Event::Iteration, .value = ++iteration_};
   }
-  const Turn turn{&form, member.forms, member.iteration, std::exchange(member.marks, marks_)};
+  const Turn turn{&form, member.forms, member.iteration, std::exchange(member.marks, marks_), 0};
   member.begun = false;
   if (++member.next == member.forms->size()) {
     member.next = 0;
@@ -160,17 +156,26 @@ PlanControl::Step PlanControl::step(const std::string& group, const What& what, 
 PlanControl::Turn PlanControl::enter(const std::string& group, const What& what) {
   Look look;
   for (;;) {
-    const auto next = step(group, what, look);
+    auto next = step(group, what, look);
+    next.turn.seen = look.number;
     if (!next.event) return next.turn;
     if (next.event == Event::Left) enforcer_->drive();
     const Activity::Pause pause;  // the handler may measure and wait for longer than the call's timeout
-    handler_(*next.event, next.value);
+    try {
+      handler_(*next.event, next.value);
+    } catch (...) {
+      give_back(group, next.turn);
+      throw;
+    }
   }
 }
 
 void PlanControl::give_back(const std::string& group, const Turn& turn) {
   const std::lock_guard lock(mutex_);
-  again_ = seen_count_ > 0 && seen_[(seen_count_ - 1) % seen_.size()].group == group;
+  if (turn.seen != 0 && turn.seen == seen_count_) {
+    --seen_count_;
+    finder_.take_back();
+  }
   const auto found = members_.find(group);
   if (turn.form == nullptr || found == members_.end() || found->second.forms != turn.plan) return;
   auto& member = found->second;

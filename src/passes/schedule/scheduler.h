@@ -59,7 +59,8 @@ class PlanControl {
     const PlannedForm* form = nullptr;  // null: the call is in no plan. Valid while `plan` is
     std::shared_ptr<const void> plan;
     int64_t iteration = 0;
-    int64_t marks = 0;  // of the program, before the group's call before this one
+    int64_t marks = 0;     // of the program, before the group's call before this one
+    std::size_t seen = 0;  // the call's number among those that are watched; 0: it is not counted
   };
 
   explicit PlanControl(Handler handler) : handler_(std::move(handler)) {}
@@ -75,10 +76,10 @@ class PlanControl {
   /// Sets the plans of groups, by name, from the present call on, which must begin an iteration, and the order of their
   /// motifs; other groups have none. `calls`: of an iteration.
   void set_plan(std::map<std::string, std::vector<PlannedForm>> plans, std::vector<PlanPlace> order, uint32_t calls);
-  /// Takes the next turn of a group's plan.
+  /// Takes the next turn of a group's plan. What the handler throws leaves the call uncounted.
   Turn enter(const std::string& group, const What& what);
-  /// Takes back the group's latest turn, whose call has failed before anything was sent, perhaps only on this rank.
-  /// Among the calls that are watched it counts once if the program makes it again next, and stays otherwise.
+  /// Takes back the group's latest turn, whose call has failed before anything was sent, perhaps only on this rank: it
+  /// is not counted among the calls that are watched, either, unless another thread's call has been counted since.
   void give_back(const std::string& group, const Turn& turn);
   const std::shared_ptr<Enforcer>& enforcer() const { return enforcer_; }
   const std::shared_ptr<MotifTrace>& trace() const { return trace_; }
@@ -90,7 +91,7 @@ class PlanControl {
     std::size_t next = 0;
     int64_t iteration = 0;
     int64_t marks = 0;   // of the program, before the group's last call
-    bool begun = false;  // the next call has begun its iteration, and was given back
+    bool begun = false;  // the iteration that the next call begins has been told to the handler
   };
 
   struct Step;
@@ -108,8 +109,7 @@ class PlanControl {
   bool watching_ = true;
   IterationFinder finder_;
   std::vector<Seen> seen_ = std::vector<Seen>(2 * IterationFinder::kLongest);  // a ring
-  std::size_t seen_count_ = 0;
-  bool again_ = false;  // the newest of them was not sent: if the next call is equal, it is the same
+  std::size_t seen_count_ = 0;  // never begins again, so that each has a number of its own
 };
 
 /// The pass: calls of a group that its plan expects become motifs, which the enforcer issues.
