@@ -39,14 +39,12 @@ int lane_of(const Passage& passage) {
                                       " ms; the backend's communicator of this group has been aborted");
 }
 
-// Detects the library's failures, and the timeout, for an operation that no host thread waits for.
+// Detects the library's failures, and the timeout, for an operation that no host thread waits for. The Work that polls
+// it keeps the communicator until the end, and not longer, although the Watch lives as long as the Work.
 class Watch final : public Lingering, public Pooled<Watch> {
  public:
-  Watch(std::shared_ptr<StreamPoint> point, std::shared_ptr<Communicator> communicator, std::chrono::milliseconds limit)
-      : point_(std::move(point)),
-        communicator_(std::move(communicator)),
-        limit_(limit),
-        deadline_(Clock::now() + limit) {}
+  Watch(std::shared_ptr<StreamPoint> point, Communicator& communicator, std::chrono::milliseconds limit)
+      : point_(std::move(point)), communicator_(communicator), limit_(limit), deadline_(Clock::now() + limit) {}
 
  private:
   bool step() override {
@@ -54,15 +52,15 @@ class Watch final : public Lingering, public Pooled<Watch> {
       if (point_->failure()) throw Error(*point_->failure());
       return true;
     }
-    communicator_->check();
+    communicator_.check();
     if (Clock::now() < deadline_) return false;
-    overdue(*communicator_, limit_);
+    overdue(communicator_, limit_);
   }
   // Even after a failure the device may use the memory until then.
   bool rest() const override { return point_->passed(); }
 
   std::shared_ptr<StreamPoint> point_;
-  std::shared_ptr<Communicator> communicator_;
+  Communicator& communicator_;
   std::chrono::milliseconds limit_;
   Clock::time_point deadline_;
 };
@@ -114,7 +112,7 @@ class Launch {
 Requests requests_of(const Passage& passage, const std::shared_ptr<StreamPoint>& point) {
   Requests requests;
   if (point->captured()) return requests;  // complete when the graph is replayed, which is not visible here
-  requests.push_back(std::make_unique<Watch>(point, passage.slot->communicator, passage.call.timeout));
+  requests.push_back(std::make_unique<Watch>(point, *passage.slot->communicator, passage.call.timeout));
   return requests;
 }
 

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <functional>
 #include <future>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -422,9 +423,11 @@ TEST(the_librarys_failure_reaches_the_work) {
   const auto got = ranks::failure([&] { wait(*work, 10s, nullptr); });
   CHECK(got.code == ErrorCode::Backend && check::has(got.text, "fake.all_reduce", "the network is gone"));
   CHECK(!work->finished());  // the device still uses the memory
+  const std::weak_ptr<Communicator> used = fixture.group().slots().front().communicator;
+  fixture.group().close();
   fixture.script.aborted = true;
   simulated::finish(fixture.script.streams.at(0));
-  while (!work->finished()) work->poll();
+  while (!work->finished() || !used.expired()) work->poll();
 }
 
 TEST(time_limits_abort) {
