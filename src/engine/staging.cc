@@ -163,18 +163,27 @@ class StagedEnd final : public Lingering {
     if (point_->recorded()) return point_->passed();
     try {
       if (!staged_->poll()) return false;
+      const StreamGuard guard(inward_);
+      for (const auto& copy : copies_) copy(inward_);
+      point_->record(inward_);
     } catch (...) {
-      const DeviceGuard guard(inward_.device);
-      after_error_ = mark(inward_);
+      mark_error();
       throw;
     }
-    const StreamGuard guard(inward_);
-    for (const auto& copy : copies_) copy(inward_);
-    point_->record(inward_);
     return point_->passed();
   }
   bool rest() const override {
-    return !staged_->lingers() && (after_error_ != nullptr ? after_error_->ready() : point_->passed());
+    if (staged_->lingers()) return false;
+    if (after_error_ != nullptr) return after_error_->ready();
+    return !point_->recorded() || point_->passed();  // no event: nothing more can be learnt
+  }
+  void mark_error() noexcept {
+    try {
+      const DeviceGuard guard(inward_.device);
+      after_error_ = mark(inward_);
+    } catch (...) {
+      // The Work gets the error that came first.
+    }
   }
 
   std::unique_ptr<Request> staged_;

@@ -3,6 +3,7 @@
 #include "engine/staging.h"
 
 #include <atomic>
+#include <chrono>
 #include <numeric>
 #include <thread>
 #include <vector>
@@ -222,7 +223,7 @@ TEST(a_library_gets_device_memory_for_a_reduction_under_another_name) {
   const auto shadow = std::make_shared<ranks::Alone>(make);
   const std::shared_ptr<Group> stage(shadow, &shadow->group());
   const auto stages = std::make_shared<Stages>(stage);
-  alone.group().set_stages(stages, {stage});
+  alone.group().set_stages(stages, stage);
   alone.group().set_staging(std::make_shared<Staging>(stages, kChunk));
   std::vector<uint8_t> values(8, 1);
   Call call = on_device(Op::all_reduce);
@@ -275,6 +276,22 @@ TEST(a_failure_is_the_works_and_the_memory_stays) {
     ranks::run(group, next);
     simulated::finish(simulated::current());
     CHECK(one[0] == 2);
+  });
+}
+
+TEST(a_call_whose_last_copy_fails_ends) {
+  staged(1, [](Group& group) {
+    std::vector<float> values(4, 1);
+    Call call = on_device(Op::all_reduce);
+    call.out = ranks::buffer(values);
+    Plan plan;
+    plan.behind.push_back([](const Stream&) { throw Error(ErrorCode::Backend, "no memory for a copy"); });
+    const auto work = start(group, nullptr, call, plan);
+    const auto got = ranks::failure([&] { wait(*work, 30s, nullptr); });
+    CHECK(check::has(got.text, "memory.all_reduce", "no memory for a copy"));
+    const auto end = std::chrono::steady_clock::now() + 30s;
+    while (!work->finished() && std::chrono::steady_clock::now() < end) work->poll();
+    CHECK(work->finished());
   });
 }
 
