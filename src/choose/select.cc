@@ -59,21 +59,21 @@ void Selector::forget() {
   choices_.clear();
 }
 
-Slot& Selector::choose(const Call& call) { return usual(remembered(call), call, message_bytes(call, ranks_)); }
+Slot& Selector::choose(const Call& call) { return usual(remembered(call).ranges, call, message_bytes(call, ranks_)); }
 
 Slot& Selector::choose_unruled(const Call& call) {
   const auto& choice = remembered(call);
-  return usual(choice.unruled == nullptr ? choice : *choice.unruled, call, message_bytes(call, ranks_));
+  return usual(choice.unruled ? *choice.unruled : choice.ranges, call, message_bytes(call, ranks_));
 }
 
 Slot* Selector::ruled(const Call& call) {
   if (tuning_.rules.empty() || eligible_.empty()) return nullptr;
-  const Range& range = range_of(remembered(call), message_bytes(call, ranks_));
+  const Range& range = range_of(remembered(call).ranges, message_bytes(call, ranks_));
   return range.forced ? range.slot : nullptr;
 }
 
-Slot& Selector::usual(const Choice& choice, const Call& call, int64_t bytes) const {
-  const Range& range = range_of(choice, bytes);
+Slot& Selector::usual(const Ranges& ranges, const Call& call, int64_t bytes) const {
+  const Range& range = range_of(ranges, bytes);
   // Only very large counts, in all blocks together, make a communicator refuse a call whose types it supports.
   if (bytes <= most_bytes_ || range.forced) return *range.slot;
   const auto decision = Decision::of(*range.slot->communicator, call);
@@ -85,10 +85,10 @@ Slot& Selector::usual(const Choice& choice, const Call& call, int64_t bytes) con
   return *range.slot;
 }
 
-const Selector::Range& Selector::range_of(const Choice& choice, int64_t bytes) const {
-  if (bytes < 0) return choice.unsized;
-  auto range = choice.ranges.begin();  // short calls are the ones that notice
-  for (auto next = range + 1; next != choice.ranges.end() && next->from <= bytes; ++next) range = next;
+const Selector::Range& Selector::range_of(const Ranges& ranges, int64_t bytes) {
+  if (bytes < 0) return ranges.unsized;
+  auto range = ranges.sized.begin();  // short calls are the ones that notice
+  for (auto next = range + 1; next != ranges.sized.end() && next->from <= bytes; ++next) range = next;
   return *range;
 }
 
@@ -119,16 +119,17 @@ const Selector::Choice& Selector::decide(const Call& made) {
   call.in_counts = call.in_displs = call.out_counts = call.out_displs = {};
   const Field compared = field(call);
   Choice choice;
+  auto& [sized, unsized] = choice.ranges;
   choice.pairs = pairs_of(compared);
   if (compared.known()) {
     for (const auto& range : cheapest(compared.curves)) {
-      choice.ranges.push_back({range.from, compared.slots[range.curve], false});
+      sized.push_back({range.from, compared.slots[range.curve], false});
     }
-    choice.unsized = {0, compared.slots[cheapest_overall(compared.curves)], false};
+    unsized = {0, compared.slots[cheapest_overall(compared.curves)], false};
   } else {
     auto* const first = compared.slots.empty() ? stand_in(call) : compared.slots.front();
-    choice.unsized = {0, first == nullptr ? eligible_.front() : first, false};
-    choice.ranges = {choice.unsized};
+    unsized = {0, first == nullptr ? eligible_.front() : first, false};
+    sized = {unsized};
   }
   if (trials_ != nullptr) {
     choice.trials_from = uncovered_from(compared.own);
@@ -144,24 +145,21 @@ const Selector::Choice& Selector::decide(const Call& made) {
 }
 
 void Selector::overlay(Choice& choice, const Tuning::Rule& rule, Slot& slot) const {
-  if (choice.unruled == nullptr) {
-    choice.unruled = std::make_unique<Choice>();
-    choice.unruled->ranges = choice.ranges;
-    choice.unruled->unsized = choice.unsized;
-  }
-  if (rule.from == 0 && rule.to == Tuning::Rule::kNoEnd) choice.unsized = {0, &slot, true};
-  std::vector<Range> ranges;
-  Range resumed = range_of(choice, rule.to);
+  if (!choice.unruled) choice.unruled = choice.ranges;
+  auto& [sized, unsized] = choice.ranges;
+  if (rule.from == 0 && rule.to == Tuning::Rule::kNoEnd) unsized = {0, &slot, true};
+  std::vector<Range> changed;
+  Range resumed = range_of(choice.ranges, rule.to);
   resumed.from = rule.to;
-  for (const auto& range : choice.ranges) {
-    if (range.from < rule.from) ranges.push_back(range);
+  for (const auto& range : sized) {
+    if (range.from < rule.from) changed.push_back(range);
   }
-  ranges.push_back({rule.from, &slot, true});
-  if (rule.to != Tuning::Rule::kNoEnd) ranges.push_back(resumed);
-  for (const auto& range : choice.ranges) {
-    if (range.from > rule.to) ranges.push_back(range);
+  changed.push_back({rule.from, &slot, true});
+  if (rule.to != Tuning::Rule::kNoEnd) changed.push_back(resumed);
+  for (const auto& range : sized) {
+    if (range.from > rule.to) changed.push_back(range);
   }
-  choice.ranges = std::move(ranges);
+  sized = std::move(changed);
 }
 
 // ---- striped candidates
@@ -236,10 +234,10 @@ void Selector::refine(int64_t period) {
 
 Slot* Selector::choose(const Call& call, int64_t bytes, Timing& timing) {
   const auto& choice = remembered(call);
-  Slot& slot = usual(choice, call, bytes);
+  Slot& slot = usual(choice.ranges, call, bytes);
   if (bytes < choice.trials_from && refinement_ == nullptr) [[likely]]
     return &slot;
-  if (range_of(choice, bytes).forced) return &slot;  // the user's rule
+  if (range_of(choice.ranges, bytes).forced) return &slot;  // the user's rule
   const bool tried = timing.direct && refinement_ == nullptr && choice.decided != nullptr;
   if (tried && bytes <= INT_MAX) {
     if (auto* const decided = (*choice.decided)[Trials::octave(bytes)].load(std::memory_order_relaxed)) return decided;

@@ -189,13 +189,16 @@ class Selector {
   // The candidates on which trials have decided, by octave of sizes; null: none yet.
   using Decided = std::array<std::atomic<Slot*>, Trials::kOctaves>;
   static constexpr int64_t kCovered = std::numeric_limits<int64_t>::max();
-  struct Choice {
-    std::vector<Range> ranges;  // starting at 0, never empty
+  struct Ranges {
+    std::vector<Range> sized;  // starting at 0, never empty
     Range unsized;
+  };
+  struct Choice {
+    Ranges ranges;
+    std::optional<Ranges> unruled;     // without the user's rules; nothing: no rule changes them
     int64_t trials_from = kCovered;    // calls of so many bytes or more are not covered by measurements
     std::unique_ptr<Decided> decided;  // of these calls; null if there are none
     std::vector<Pair> pairs;
-    std::unique_ptr<Choice> unruled;  // the ranges without the user's rules; null: no rule changes them
   };
   using Subject = Tuning::Subject;
   struct Field {
@@ -220,8 +223,8 @@ class Selector {
   std::optional<Stripes> cut(const Slot& slot, const Call& call);
   std::vector<Pair> pairs_of(const Field& compared) const;
   void overlay(Choice& choice, const Tuning::Rule& rule, Slot& slot) const;
-  Slot& usual(const Choice& choice, const Call& call, int64_t bytes) const;
-  const Range& range_of(const Choice& choice, int64_t bytes) const;
+  Slot& usual(const Ranges& ranges, const Call& call, int64_t bytes) const;
+  static const Range& range_of(const Ranges& ranges, int64_t bytes);
   void find_eligible();
   void forget();
   std::size_t place_of(const Slot& slot) const;

@@ -98,7 +98,7 @@ Selector::Field Selector::field(const Call& call) const {
 Selector::Explanation Selector::explain(const Call& call, bool direct) {
   Explanation result{};
   const auto bytes = message_bytes(call, ranks_);
-  const Range& range = range_of(remembered(call), bytes);
+  const Range& range = range_of(remembered(call).ranges, bytes);
   result.chosen = &choose(call);
   result.forced = range.forced;
   const Field compared = field(call);

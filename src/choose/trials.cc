@@ -93,7 +93,6 @@ std::pair<std::size_t, bool> Trials::bucket_of(const Call& call, int64_t bytes,
   auto& bucket = *buckets_[found->second];
   if (bucket.made) return {found->second, false};
   const auto given = options();
-  bucket = Bucket{};
   bucket.call = kind_of(call, bytes);
   bucket.usual = bucket.best = given.usual;
   for (const auto index : given.tried) bucket.tried.push_back({.index = index});
@@ -165,7 +164,7 @@ void Trials::withdraw(const Count& count) {
   auto& bucket = *buckets_[count.bucket];
   if (bucket.round != count.round || bucket.calls != count.number + 1) return;
   --bucket.calls;
-  if (bucket.round == 0 && bucket.calls == 0) bucket.made = false;
+  if (bucket.round == 0 && bucket.calls == 0) bucket = Bucket{};
 }
 
 void Trials::await(const Call& call, int64_t bytes, const std::function<void()>& check) {
