@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <tuple>
-#include <utility>
 
 #include "choose/curve.h"
 #include "choose/kinds.h"
@@ -37,7 +36,7 @@ Refinement::Turn Refinement::next(const Call& call, int64_t bytes) {
   // The count, and everything derived from it, is a function of the calls made on the group in order, which are equal
   // on all ranks: so all ranks try the same candidate in the same call.
   const int64_t count = bucket.calls++;
-  bucket.former = std::exchange(bucket.call, kind_of(call, bytes));
+  bucket.newest[static_cast<std::size_t>(count) % bucket.newest.size()] = kind_of(call, bytes);
   if (count / period_ != bucket.window) {
     bucket.window = count / period_;
     // At a random index of the window: a fixed index might hit the same line of a program's loop every time.
@@ -77,12 +76,12 @@ void Refinement::withdraw(const Count& count) {
   std::lock_guard lock(mutex_);
   auto& bucket = *count.bucket;
   if (bucket.calls != count.number + 1) return;
-  if (--bucket.calls == 0) {
-    buckets_.erase(kind_key(bucket.call, size_class(bucket.call.size_hint)));
+  if (bucket.calls == 1) {
+    buckets_.erase(kind_key(bucket.call(), size_class(bucket.call().size_hint)));
     std::erase_if(order_, [&](const auto& each) { return each.get() == &bucket; });
     return;
   }
-  bucket.call = bucket.former;
+  --bucket.calls;
   if (count.tried == nullptr) return;
   --count.tried->tries;
   count.tried->due = count.tried->due_before;
@@ -98,9 +97,10 @@ int64_t Refinement::fingerprint() const {
   auto state = mixed_bits(static_cast<uint64_t>(period_));
   const auto mix = [&](uint64_t value) { state = mixed_bits(state ^ value); };
   for (const auto& bucket : order_) {
-    mix(kind_key(bucket->call, size_class(bucket->call.size_hint)));
-    mix(static_cast<uint64_t>(bucket->call.dtype) * kReductions.size() + static_cast<uint64_t>(bucket->call.red));
-    mix(static_cast<uint64_t>(bucket->call.size_hint));
+    const auto& call = bucket->call();
+    mix(kind_key(call, size_class(call.size_hint)));
+    mix(static_cast<uint64_t>(call.dtype) * kReductions.size() + static_cast<uint64_t>(call.red));
+    mix(static_cast<uint64_t>(call.size_hint));
     mix(static_cast<uint64_t>(bucket->calls));
     for (const auto& series : bucket->series) mix(static_cast<uint64_t>(series.tries));
   }

@@ -41,8 +41,9 @@ class Refinement {
 
   /// Calls of similar cost: one op and form, one class of types, about one size.
   struct Bucket {
-    Call call;    // the latest, without its buffers; its size_hint is the size. Equal on all ranks
-    Call former;  // the one before, for withdraw()
+    /// The latest call, without its buffers; its size_hint is the size. Equal on all ranks.
+    const Call& call() const { return newest[static_cast<std::size_t>(calls - 1) % newest.size()]; }
+    std::array<Call, 4> newest;  // by number: threads may withdraw several in a row
     int64_t calls = 0;
     int64_t window = -1;
     int64_t trial = 0, timed = 0;  // indexes in the window: the call that tries another candidate, and the timed call

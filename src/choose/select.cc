@@ -312,10 +312,11 @@ std::vector<Selector::Change> Selector::adopt(std::span<const int64_t> agreed) {
   const auto width = slots_->size();
   for (const auto& bucket : refinement_->buckets()) {
     const auto costs = agreed.subspan(calls.size() * width, width);
-    calls.push_back(&bucket->call);
-    changes.push_back({bucket->call.op, bucket->call.vectored, bucket->call.size_hint, choose(bucket->call).name, {}});
+    const auto& call = bucket->call();
+    calls.push_back(&call);
+    changes.push_back({call.op, call.vectored, call.size_hint, choose(call).name, {}});
     if (std::count(costs.begin(), costs.end(), Refinement::kUnknown) > static_cast<std::ptrdiff_t>(width) - 2) continue;
-    update(bucket->call, costs);
+    update(call, costs);
     Refinement::restart(*bucket, costs);
   }
   {

@@ -218,6 +218,8 @@ TEST(a_call_that_is_not_sent_does_not_count) {
     const auto [other_part, other_picked, other_count] = turn_of(two);
     CHECK(part == other_part && picked == other_picked && count.number == other_count.number);
     one.withdraw(std::get<2>(turn_of(one, Op::all_reduce, 33)));
+    const auto first = one.next(call(Op::all_reduce, 8), 33), second = one.next(call(Op::all_reduce, 8), 34);
+    for (const auto* each : {&second, &first}) one.withdraw({each->bucket, each->number, nullptr});  // of two threads
     CHECK(one.fingerprint() == two.fingerprint());
   }
   CHECK(one.costs().size() == two.costs().size());
