@@ -48,6 +48,12 @@ def test_a_hook_of_an_operation_that_does_not_complete(nursery: Nursery, backend
 
 
 @backends
+def test_a_hook_that_runs_longer(nursery: Nursery, backend: str) -> None:
+    """The warning says so, and the operations of other groups get their time."""
+    _ended(nursery, "with_a_long_hook", backend)
+
+
+@backends
 def test_operations_that_start_while_their_group_ends(nursery: Nursery, backend: str) -> None:
     _ended(nursery, "started_meanwhile", backend)
 

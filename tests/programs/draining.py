@@ -109,6 +109,34 @@ def with_a_hook(backend: str) -> None:
     os._exit(0)
 
 
+def with_a_long_hook(backend: str) -> None:
+    """A hook that runs longer takes no time from the operations of later groups."""
+    factory.DRAIN = timedelta(seconds=0.5)
+    dist.init_process_group(backend, timeout=LONG)
+    group, other = dist.new_group(), 1 - dist.get_rank()
+    begun, end = threading.Event(), threading.Event()
+
+    def hook(_: object) -> None:
+        if threading.current_thread() is not threading.main_thread():  # else it is that of the blocking send
+            begun.set()
+            end.wait(60)
+
+    group._register_on_completion_hook(hook)
+    torch_dist.irecv(torch.empty(4), other, group=group)
+    dist.barrier()
+    torch_dist.send(torch.ones(4), other, group=group)
+    assert begun.wait(60)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        dist.destroy_process_group(group)
+    assert any("still running themselves" in str(each.message) for each in caught), caught
+    assert factory.patience() == factory.DRAIN
+    end.set()
+    dist.destroy_process_group()
+    say("DONE")
+    os._exit(0)
+
+
 def started_meanwhile(backend: str) -> None:
     """A group, and then all, end while another thread starts operations, as long as it can."""
     dist.init_process_group(backend, timeout=LONG)

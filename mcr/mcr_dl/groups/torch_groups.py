@@ -30,6 +30,7 @@ ANY_ORDER = "sort_ranks" in inspect.signature(torch_dist.new_group).parameters
 _COUNTS_ALL = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
 
 _LONGEST = 32  # characters of a part's ranks in its name
+_FOR_HOOKS = timedelta(seconds=1)  # for completion hooks to run, if their operations get no more time
 
 
 class _Making(threading.local):
@@ -365,11 +366,15 @@ def _name_of(torch_name: str, first: int) -> str:
 
 def patience_with_hooks() -> timedelta:
     """The time that completion hooks get before torch ends their group: that of the operations, which they follow."""
-    return factory.DRAIN
+    return max(factory.patience(), _FOR_HOOKS) if state.is_initialized() else factory.DRAIN
 
 
 def on_late_hooks(group: _C.Group) -> None:
-    """Completion hooks have not run in this time, as their operations are still running."""
+    """Completion hooks have not run to their ends in this time, perhaps as their operations are still running."""
+    labels = [] if state.has_ended(group) else [each._label for each in state.current().with_shadows(group)]
+    if _C.drain_groups(labels, timedelta(0)):
+        warn(f"group {group.name()!r}: some completion hooks are still running themselves")
+        return
     factory.give_up_waiting()
     warn(f"group {group.name()!r}: the completion hooks of some operations have not run, as these are still running")
 
