@@ -94,7 +94,7 @@ class PassedCall:
         """The operation's name without its form: all_gather for all_gather_into_tensor and all_gatherv, too."""
     @property
     def group(self) -> ProcessGroup:
-        """The group, as torch's process group."""
+        """The group, as torch's process group; a part from torch's ProcessGroup.split_group that the program has given to no function of mcr_dl is the core's group."""
     @property
     def backend(self) -> str | None:
         """The candidate that the caller named, or None."""

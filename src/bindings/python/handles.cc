@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <exception>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <unordered_map>
 #include <utility>
@@ -45,12 +46,18 @@ PyObject* remembered(const std::shared_ptr<Group>& group) {
 }
 
 // A process group that torch has made is otherwise remembered at its first use in mcr_dl, which may be on some ranks
-// only.
+// only. torch does not register parts from ProcessGroup.split_group.
 void remember_registered() {
   const py::object world = py::module_::import("torch.distributed.distributed_c10d").attr("_world");
   const py::object registered = py::getattr(world, "pg_map", py::none());
   if (registered.is_none()) return;
-  for (const py::handle each : py::list(registered)) group_of(each.ptr());
+  for (const py::handle each : py::list(registered)) {
+    try {
+      group_of(each.ptr());
+    } catch (const std::exception&) {
+      // A group of another backend, which cannot tell its backends: it is not the one that is looked for.
+    }
+  }
 }
 
 }  // namespace

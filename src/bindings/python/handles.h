@@ -18,7 +18,8 @@ Group* group_of(PyObject* object);
 /// How errors describe an object that is not a group.
 std::string described(PyObject* object);
 
-/// A new reference to a process group that stands for the group, if torch has one; else to the group itself.
+/// A new reference to a process group that stands for the group, if torch has one; else to the group itself. Parts from
+/// torch's ProcessGroup.split_group, which torch does not register, are found after their first use in mcr_dl only.
 PyObject* handle_of(const std::shared_ptr<Group>& group);
 
 /// Remembers the process group as the group's handle, so that a lookup is cheap.

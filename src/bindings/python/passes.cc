@@ -69,7 +69,10 @@ void add_call(py::module_& module) {
       .def_property_readonly(
           "op", &PassedCall::op,
           "The operation's name without its form: all_gather for all_gather_into_tensor and all_gatherv, too.")
-      .def_property_readonly("group", &PassedCall::group, "The group, as torch's process group.")
+      .def_property_readonly(
+          "group", &PassedCall::group,
+          "The group, as torch's process group; a part from torch's ProcessGroup.split_group that the program has "
+          "given to no function of mcr_dl is the core's group.")
       .def_property_readonly("backend", &PassedCall::backend, "The candidate that the caller named, or None.")
       .def_property_readonly("dtype", &PassedCall::dtype, "The element type.")
       .def_property_readonly("reduction", &PassedCall::reduction,
