@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "check.h"
+#include "engine/hierarchical.h"
 #include "engine/stages.h"
 #include "ranks.h"
 
@@ -64,8 +65,9 @@ struct Two {
   Registry::Entry first, second;
   Group group{ranks::spec(2, 0)};
 
-  explicit Two(bool integers = false) {
+  explicit Two(bool integers = false, int patience = 1) {
     left.integers = right.integers = integers;
+    right.patience = patience;
     first.name = "left";
     first.backend = std::make_unique<ranks::MadeBackend>([this] { return std::make_unique<Scripted>(left); });
     second.name = "right";
@@ -312,11 +314,22 @@ TEST(a_first_piece_that_is_refused_leaves_the_numbers) {
 }
 
 TEST(the_naps_are_those_of_the_more_patient_part) {
-  Two two;
-  const auto& slot = *two.group.find("stripe(left,right)");
-  CHECK(slot.communicator->patience() == 1);
-  two.right.patience = 4;
-  CHECK(slot.communicator->patience() == 4);
+  for (const int patience : {1, 4}) {
+    Two two(false, patience);
+    CHECK(two.group.find("stripe(left,right)")->communicator->patience() == patience);
+  }
+}
+
+TEST(the_naps_are_those_of_the_most_patient_dimension) {
+  const auto& name = add_over_dimensions("hier", {"left", "right"}, true).name;
+  for (const bool whole : {false, true}) {
+    Two two(false, whole ? 4 : 1);
+    const auto line = std::make_shared<Two>(false, whole ? 1 : 4);
+    LineParts parts;
+    parts[Lines::kFirst] = {std::shared_ptr<Group>(line, &line->group), "right"};
+    connect_hierarchy(two.group, name, {{0, 1}, {2, 3}}, parts);
+    CHECK(two.group.find(name)->communicator->patience() == 4);
+  }
 }
 
 TEST(both_parts_must_move_data) {
