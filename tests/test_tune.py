@@ -203,7 +203,7 @@ def test_passes_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 )
 def test_steps_above_the_limit(tmp_path: Path, entry: Callable[..., int], operation: str, budget: float) -> None:
     """Timing says nothing while it plans and while it uses its budget: no candidate is to blame."""
-    plan = replace(PLAN, units=(Unit(operation, "float32", (0,)),), budget_seconds=budget, confidence=1e-9)
+    plan = replace(PLAN, units=(Unit(operation, "float32", (4,)),), budget_seconds=budget, confidence=1e-9)
     progress = _tune(tmp_path, entry, plan, limit=1.5)
     assert (progress.excluded, progress.apart) == ([], set())
 

@@ -265,6 +265,7 @@ def nothing_left() -> None:
         turns = [f"{key}/{turn}" for key in ("come", "answer", "read") for turn in range(3)]
         left = [f"change/{ours.name()}/0/{key}" for key in ("value/0", "value/1", *turns)]
         assert not any(current.store.check([key]) for key in left)
+        dist.barrier(made)  # all ranks have looked: the next change leaves values while it runs
         mcr_dl.set_passes(["fuse"], made)  # a later change of the group works
         mcr_dl.monitored_barrier(made)
         TorchControl(ours).barrier()
