@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Iterable
 from datetime import timedelta
+from typing import Any
 from unittest import mock
 
 import torch
@@ -116,15 +117,15 @@ def with_a_long_hook(backend: str) -> None:
     group, other = dist.new_group(), 1 - dist.get_rank()
     begun, end = threading.Event(), threading.Event()
 
-    def hook(_: object) -> None:
-        if threading.current_thread() is not threading.main_thread():  # else it is that of the blocking send
+    def hook(info: Any) -> None:
+        if info.op_type.name == "RECV":
             begun.set()
             end.wait(60)
 
     group._register_on_completion_hook(hook)
     torch_dist.irecv(torch.empty(4), other, group=group)
-    dist.barrier()
-    torch_dist.send(torch.ones(4), other, group=group)
+    dist.barrier()  # a receive of what is there is complete at once
+    torch_dist.isend(torch.ones(4), other, group=group)  # a wait might run the hook on this thread
     assert begun.wait(60)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
