@@ -289,7 +289,7 @@ def monitored_barrier() -> None:
             time.sleep(0.1)
         else:
             time.sleep(2)
-            mcr_dl.runtime.state.current().count("barrier")  # it has missed one
+            mcr_dl.runtime.state.current().count("barrier", "default")  # it has missed one
         mcr_dl.barrier()
     mcr_dl.monitored_barrier(wait_all_ranks=True)
 
