@@ -19,6 +19,12 @@ class LazyVector {
   LazyVector() = default;
   LazyVector(Values values) : values_(std::make_unique<Values>(std::move(values))) {}  // NOLINT: implicit
   LazyVector(std::initializer_list<T> values) : LazyVector(Values(values)) {}
+  LazyVector(LazyVector&&) noexcept = default;
+  LazyVector& operator=(LazyVector&&) noexcept = default;
+  ~LazyVector() {
+    if (values_ != nullptr) [[unlikely]]
+      clear();
+  }
 
   bool empty() const { return values_ == nullptr || values_->empty(); }
   std::size_t size() const { return values_ == nullptr ? 0 : values_->size(); }
@@ -40,7 +46,7 @@ class LazyVector {
     const auto index = place - begin();
     made().insert(made().begin() + index, first, last);
   }
-  void clear() { values_.reset(); }
+  [[gnu::noinline]] void clear() { values_.reset(); }
   /// Moves the elements out.
   Values take() { return values_ == nullptr ? Values{} : std::move(*std::exchange(values_, nullptr)); }
 

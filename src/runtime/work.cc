@@ -144,6 +144,13 @@ bool Work::take_turn() const noexcept {
   return true;
 }
 
+bool Work::given_up() const noexcept {
+  if (!take_turn()) return false;
+  const bool found = communicator_ != nullptr && communicator_->given_up();
+  busy_.clear(std::memory_order_release);
+  return found;
+}
+
 bool Work::expire(ErrorCode code, const std::string& text) noexcept {
   if (!take_turn()) return false;
   const bool running = !completed();

@@ -101,10 +101,7 @@ class Work {
   };
 
   Work(Context&& context, Plan&& plan)
-      : communicator_(std::move(context.communicator)),
-        known_communicator_(communicator_),
-        context_(std::move(context)),
-        plan_(std::move(plan)) {}
+      : communicator_(std::move(context.communicator)), context_(std::move(context)), plan_(std::move(plan)) {}
   ~Work();
   Work(const Work&) = delete;
   Work& operator=(const Work&) = delete;
@@ -177,10 +174,7 @@ class Work {
   /// Without the communicator.
   const Context& context() const { return context_; }
   /// The operation runs, and its communicator has been given up.
-  bool given_up() const noexcept {
-    const auto communicator = known_communicator_.lock();
-    return communicator != nullptr && communicator->given_up();
-  }
+  bool given_up() const noexcept;
   Subject subject() const;
   const Plan& plan() const { return plan_; }
   /// Group rank that sent the received message, once the receive is complete or has its point; else -1.
@@ -219,7 +213,6 @@ class Work {
   void run_callbacks(Callback* newest) noexcept;
 
   std::shared_ptr<Communicator> communicator_;  // null once finished; guarded by busy_
-  const std::weak_ptr<Communicator> known_communicator_;
   const Context context_;
   Plan plan_;
   Requests requests_;

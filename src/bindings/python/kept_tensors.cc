@@ -8,7 +8,7 @@ namespace mcr::python {
 
 KeptTensors::KeptTensors(TensorList all, std::size_t results) : all_(std::move(all)), results_(results) {
   for (const auto& tensor : all_) {
-    if (tensor.has_storage()) memory_.push_back(tensor.storage());
+    if (tensor.has_storage()) memory_.push_back(tensor.unsafeGetTensorImpl()->unsafe_storage());
   }
 }
 
