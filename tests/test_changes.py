@@ -67,7 +67,7 @@ def test_a_pass_that_one_rank_cannot_make(pools: Pools) -> None:
 
 @sizes
 def test_a_rank_that_fails_before_the_others_connect(pools: Pools, size: int) -> None:
-    """It has made fewer attempts than the others, which have given one up, and goes on with their next one."""
+    """The rank has made one attempt fewer than the others. It skips the one that they have given up."""
     pools.get("processes", size).run(changes.not_begun, "gloo")
 
 

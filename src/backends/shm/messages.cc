@@ -338,8 +338,8 @@ void Messages::start(const std::shared_ptr<Message>& message) {
   out.jobs.push_back({packet, message});
 }
 
-// The rings bound what a turn moves beyond its burst. Where it ends, the next turn goes on with the next rank, so that
-// none waits for the data of another one.
+// A turn may exceed its burst by what the rings hold. The next turn begins with the rank behind the one at which the
+// burst was used up, so that no rank waits for the data of another one.
 void Messages::progress(Burst& burst) {
   const int first = first_;
   for (int i = 0; i < size_; ++i) {
