@@ -80,7 +80,7 @@ def init_process_group(
         passes=passes,
     )
     try:
-        torch_groups.publish(state.current().groups["default"], pg_options)
+        torch_groups.publish(state.current().world, pg_options)
     except BaseException as error:
         core_groups.forget(error)
         raise
@@ -114,7 +114,7 @@ def destroy_process_group(group: handles.Group = None) -> None:
             torch_dist.destroy_process_group(handle)
         elif not everything:
             torch_groups.on_shutdown(each)
-    if everything and state.is_initialized():
+    if everything and state.has_begun():
         lifecycle.end()
     if desync:
         raise DesyncError(desync)

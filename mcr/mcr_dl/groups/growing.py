@@ -84,7 +84,7 @@ def rejoin(
     default group runs already or a variable of the environment has a wrong value, and BackendUnavailableError, on all
     ranks, if this process cannot use a backend or has other passes.
     """
-    if state.is_initialized() or torch_dist.is_initialized():
+    if state.has_begun() or torch_dist.is_initialized():
         message = "rejoin: expected a new process, got one whose default group is initialized"
         raise InvalidArgumentError(message)
     if problem := variables.problem():

@@ -95,7 +95,7 @@ def start(
 ) -> None:
     """Do the work of init_process_group(), except for torch's process group."""
     watch.refuse_fork()
-    if state.is_initialized():
+    if state.has_begun():
         message = "init_process_group: the default group is initialized already; call destroy_process_group() first"
         raise InvalidArgumentError(message)
     exit_steps.prepare()
@@ -369,17 +369,17 @@ def _leave_job() -> int:
     trials.stop()
     reason = "it has ended" if error is None else f"it has raised {type(error).__name__}: {error}"
     watch.stop(reason, well=error is None, by_code=not desync)  # the code of a desync is that of all ranks
-    if state.is_initialized():
+    if state.has_begun():
         saving.finish(together=False)
     # Libraries end collectively. After an uncaught exception, or without a rank, the others may never get there: then
     # this process exits at once, so that the launcher ends the others.
     whole = all(library.ends_with(*state.last()) for library in registry.DESCRIBED)
     # After destroy_process_group() no call of another rank waits for this one. Before, the launcher is to end it.
-    patient = not state.is_initialized() and _ends_all()
+    patient = not state.has_begun() and _ends_all()
     together = watch.leave_together(error is None and not desync and whole, patient=patient)
     for library in registry.DESCRIBED:
         library.leave()
-    if together and state.is_initialized():
+    if together and state.has_begun():
         exit_steps.bounded(core_groups.forget)
     _C.leave()  # the system cleans up the rest
     if together:

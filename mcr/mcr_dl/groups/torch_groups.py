@@ -309,7 +309,7 @@ def _named(options: Any) -> list[str]:
 def _is_left(ranks: list[int]) -> bool:
     """Whether the runtime is left of a start in which torch has failed: torch makes its default group (without ranks),
     or it has no process group of the runtime's default one."""
-    return not ranks or not isinstance(_C.handle_of(state.current().groups["default"]), torch_dist.ProcessGroup)
+    return not ranks or not isinstance(_C.handle_of(state.current().world), torch_dist.ProcessGroup)
 
 
 def _group_for(options: Any, wanted: list[str], pg_options: Any) -> _C.Group:
@@ -317,9 +317,9 @@ def _group_for(options: Any, wanted: list[str], pg_options: Any) -> _C.Group:
     watch.refuse_fork()
     # torch makes one backend for each type of device, and one store for all of these; groups may share their names.
     making = options.store.underlying_store
-    if state.is_initialized() and state.current().started_in is not making and _is_left(ranks):
+    if state.has_begun() and state.current().started_in is not making and _is_left(ranks):
         lifecycle.abandon()
-    if not state.is_initialized():
+    if not state.has_begun():
         if ranks and ranks != list(range(torch_dist.get_world_size())):
             message = (
                 "mcr starts on all ranks together: make a process group of all ranks, in increasing order, with the "
@@ -335,12 +335,12 @@ def _group_for(options: Any, wanted: list[str], pg_options: Any) -> _C.Group:
             pg_options=pg_options,
         )
         state.current().started_in = making
-        group = state.current().groups["default"]
+        group = state.current().world
         _agree_on_form(group, pg_options)
         return group
     if not ranks:
         _require_place(options.group_rank, options.group_size)
-        return state.current().groups["default"]
+        return state.current().world
     name = _name_of(options.group_id, ranks[0])  # counts before anything can fail on this rank alone
     names = forms.named(None, pg_options) or lines.that_fit(state.current().backends, ranks)
     group = factory.make_group(name, ranks, names, options.timeout)
@@ -366,7 +366,7 @@ def _name_of(torch_name: str, first: int) -> str:
 
 def patience_with_hooks() -> timedelta:
     """The time that completion hooks get before torch ends their group: that of the operations, which they follow."""
-    return max(factory.patience(), _FOR_HOOKS) if state.is_initialized() else factory.DRAIN
+    return max(factory.patience(), _FOR_HOOKS) if state.has_begun() else factory.DRAIN
 
 
 def on_late_hooks(group: _C.Group) -> None:

@@ -33,7 +33,7 @@ def line_of(record: Record) -> str:
 
 def _rank() -> int:
     """This process's rank; a program may state it only after it has asked for the log."""
-    return state.current().launch.rank if state.is_initialized() else launcher.detect().rank
+    return state.current().launch.rank if state.has_begun() else launcher.detect().rank
 
 
 def _say(text: str) -> None:

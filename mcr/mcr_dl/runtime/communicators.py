@@ -80,7 +80,7 @@ def end(group: _C.Group, *, keep: bool = False) -> None:
         _C.keep_forever(group)  # closing may wait for the lost rank, or for a thread that does
     else:
         group._close()
-    if state.is_initialized():
+    if state.has_begun():
         current = state.current()
         ours = current.belongings.pop(group.name(), None)
         if kept and ours is not None:
@@ -95,7 +95,7 @@ def undone(name: str) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        for each in list(current.peek(name).shadows)[before:] if state.is_initialized() else []:
+        for each in list(current.peek(name).shadows)[before:] if state.has_begun() else []:
             close(each)
         raise
 

@@ -17,11 +17,12 @@ Group = torch_dist.ProcessGroup | _C.Group | None
 def core_group(group: object) -> _C.Group:
     """The core's group behind the argument of a public function.
 
-    Raises InvalidTypeError if the argument is not a group, NotInitializedError if the group was destroyed.
+    Raises InvalidTypeError if the argument is not a group, NotInitializedError if the group was destroyed or, with
+    None, before the default group is complete.
     """
     current = state.current()
     if group is None:
-        return current.groups["default"]
+        return current.world
     found = _C.group_of(group)
     if found is None:
         message = f"group: expected a process group of mcr_dl or None, got {described(group)}"

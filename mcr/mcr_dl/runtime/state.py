@@ -19,6 +19,7 @@ from mcr_dl.runtime import dimensions, rates
 from mcr_dl.tables import choice
 
 DEFAULT_TIMEOUT: timedelta = torch_dist.default_pg_timeout
+_NOT_INITIALIZED = "the default group has not been initialized; call mcr_dl.init_process_group() first"
 
 
 class Planner(Protocol):
@@ -76,7 +77,15 @@ class State:
     @property
     def default_timeout(self) -> timedelta:
         """The default group's timeout, which ``set_timeout`` changes on all ranks, as each group's."""
-        return self.groups["default"].timeout
+        return self.world.timeout
+
+    @property
+    def world(self) -> _C.Group:
+        """The default group; raises NotInitializedError until it is complete."""
+        group = _C.world()
+        if group is None:
+            raise NotInitializedError(_NOT_INITIALIZED)
+        return group
 
     @property
     def store(self) -> torch_dist.Store:
@@ -150,14 +159,18 @@ _last: tuple[list[str], int] = ([], 0)
 def current() -> State:
     """The state between init and finalize; raises NotInitializedError outside."""
     if _current is None:
-        message = "the default group has not been initialized; call mcr_dl.init_process_group() first"
-        raise NotInitializedError(message)
+        raise NotInitializedError(_NOT_INITIALIZED)
     return _current
+
+
+def has_begun() -> bool:
+    """Whether there is a life of the runtime. Its default group comes later, once the backends have started."""
+    return _current is not None
 
 
 def is_initialized() -> bool:
     """Whether the default group exists (torch.distributed.is_initialized)."""
-    return _current is not None
+    return _C.world() is not None
 
 
 def begin(

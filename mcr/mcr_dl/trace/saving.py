@@ -89,7 +89,7 @@ def finish(*, together: bool) -> None:
     """
     _configure.reset()
     target = folder()
-    if target is None or not state.is_initialized():
+    if target is None or not state.has_begun():
         return
     try:
         try:

@@ -195,7 +195,7 @@ class Syndicate:
 
     def _has_job_ended(self) -> bool:
         """Whether the groups are those of an earlier job, of which some may be kept until the process ends."""
-        return not state.is_initialized() or state.current() is not self._current
+        return not state.has_begun() or state.current() is not self._current
 
     def _withdraw(self) -> None:
         """Take the pass out of all groups that can still agree on it. After an error, the rest has it until another."""

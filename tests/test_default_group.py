@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The default group while it is being made, and after a start that has failed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch.distributed as torch_dist
+
+import mcr_dl
+from mcr_dl.runtime import core_groups, state
+
+
+def _start() -> None:
+    mcr_dl.init_process_group("gloo", store=torch_dist.HashStore(), rank=0, world_size=1, timeout=20)
+
+
+def _while_it_starts(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
+    """Start and end; in between, run the action when the default group's backends are connected."""
+    equip = core_groups.equip
+
+    def watched(*args: Any) -> None:
+        equip(*args)
+        action()
+
+    monkeypatch.setattr(core_groups, "equip", watched)
+    _start()
+    mcr_dl.destroy_process_group()
+
+
+_CALLS: dict[str, Callable[[], object]] = {
+    "get_rank": mcr_dl.get_rank,
+    "get_world_size": mcr_dl.get_world_size,
+    "new_group": mcr_dl.new_group,
+    "barrier": mcr_dl.barrier,
+}
+
+
+@pytest.mark.parametrize("name", _CALLS)
+def test_a_call_before_it_is_complete(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may make one while the backends connect: it is as before the start."""
+    found: list[bool] = []
+
+    def call() -> None:
+        found.extend((state.has_begun(), mcr_dl.is_initialized()))
+        with pytest.raises(mcr_dl.NotInitializedError, match="the default group has not been initialized"):
+            _CALLS[name]()
+
+    _while_it_starts(monkeypatch, call)
+    assert found == [True, False]
