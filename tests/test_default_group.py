@@ -17,13 +17,13 @@ def _start() -> None:
     mcr_dl.init_process_group("gloo", store=torch_dist.HashStore(), rank=0, world_size=1, timeout=20)
 
 
-def _while_it_starts(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
-    """Start and end; in between, run the action when the default group's backends are connected."""
+def _while_it_starts(monkeypatch: pytest.MonkeyPatch, action: Callable[[Any], object]) -> None:
+    """Start and end; in between, give the default group to the action when its backends are connected."""
     equip = core_groups.equip
 
-    def watched(*args: Any) -> None:
-        equip(*args)
-        action()
+    def watched(group: Any) -> None:
+        equip(group)
+        action(group)
 
     monkeypatch.setattr(core_groups, "equip", watched)
     _start()
@@ -43,10 +43,26 @@ def test_a_call_before_it_is_complete(name: str, monkeypatch: pytest.MonkeyPatch
     """Another thread may make one while the backends connect: it is as before the start."""
     found: list[bool] = []
 
-    def call() -> None:
+    def call(_: Any) -> None:
         found.extend((state.has_begun(), mcr_dl.is_initialized()))
         with pytest.raises(mcr_dl.NotInitializedError, match="the default group has not been initialized"):
             _CALLS[name]()
 
     _while_it_starts(monkeypatch, call)
     assert found == [True, False]
+
+
+def test_a_start_that_fails_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, and not when the traceback of the error is deleted; the next start works."""
+    made: list[Any] = []
+
+    def fail(group: Any) -> None:
+        made.append(group)
+        raise RuntimeError("no memory")
+
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="no memory"):
+        _while_it_starts(patched, fail)
+    assert [group._closed for group in made] == [True]
+    assert not state.has_begun()
+    _start()
+    mcr_dl.destroy_process_group()

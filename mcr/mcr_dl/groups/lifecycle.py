@@ -254,9 +254,9 @@ def _make_world(current: state.State) -> _C.Group:
     """Make the default group and the list of candidates; variants are known once the libraries have started."""
     launch = current.launch
     world = _C.Group("default", list(range(launch.size)), launch.rank, current.timeout, max(current.device, 0))
+    current.groups[world.name()] = world  # a start that fails from here on ends it
     _connect_world(world, current)
     core_groups.equip(world)
-    current.groups[world.name()] = world
     if launch.size > 1:
         store = WatchedStore("init", current.store, world)
         decide = choice.common_candidates
