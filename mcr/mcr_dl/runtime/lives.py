@@ -66,8 +66,9 @@ def _lead(meeting: torch_dist.Store, size: int, limit: timedelta) -> str:
         if words and meeting.check(here):
             break
         passed = time.monotonic() - begin
-        if passed > limit.total_seconds():
-            raise _late(list(absent(meeting, here, 1)), limit)
+        awaited = here if words else joins  # ranks take a name only once all have left their words
+        if passed > limit.total_seconds() and (missing := list(absent(meeting, awaited, 1))):
+            raise _late(missing, limit)
         time.sleep(pause(passed, size))
     meeting.set(_NEWEST, name)
     meeting.set(f"{name}/ended", _GO)
