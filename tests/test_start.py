@@ -133,16 +133,17 @@ def test_a_library_that_the_environment_names(nursery: Nursery, size: int) -> No
 
 @sizes
 @pytest.mark.parametrize(
-    ("device_id", "text"),
+    ("name", "value", "text"),
     [
-        ("cuda:77", "device_id: expected cpu or one of "),
-        ("nothing", "device_id: expected a device or the index of a CUDA device, got 'nothing'"),
+        ("device_id", "cuda:77", "expected cpu or one of "),
+        ("device_id", "nothing", "expected a device or the index of a CUDA device, got 'nothing'"),
+        ("timeout", "soon", "expected a positive datetime.timedelta (or seconds), got 'soon'"),
     ],
 )
-def test_a_device_that_does_not_exist(nursery: Nursery, size: int, device_id: str, text: str) -> None:
-    """On one rank: all raise, as the others would wait for it."""
-    for rank in start(nursery, ["device", "1", device_id], size):
-        assert f"RAISED InvalidArgumentError: rank 1: {text}" in rank.text, rank.text
+def test_a_wrong_argument_on_one_rank(nursery: Nursery, size: int, name: str, value: str, text: str) -> None:
+    """All raise, as the others would wait for it."""
+    for rank in start(nursery, ["wrong_argument", "1", name, value], size):
+        assert f"RAISED InvalidArgumentError: rank 1: {name}: {text}" in rank.text, rank.text
 
 
 def test_a_start_that_fails_on_one_rank(nursery: Nursery) -> None:
@@ -389,12 +390,11 @@ def test_a_rank_outside_of_the_job_does_not_wait() -> None:
 @pytest.mark.parametrize(
     "function",
     [
-        lambda timeout: mcr_dl.init_process_group("gloo", timeout=timeout),
         lambda timeout: mcr_dl.new_group([0], timeout=timeout),
         lambda timeout: mcr_dl.split_group(split_ranks=[[0]], timeout=timeout),
         lambda timeout: mcr_dl.monitored_barrier(timeout=timeout),
     ],
-    ids=["init_process_group", "new_group", "split_group", "monitored_barrier"],
+    ids=["new_group", "split_group", "monitored_barrier"],
 )
 def test_wrong_timeouts(function: Callable[[Any], Any], timeout: Any) -> None:
     """The text is the one of calls, from the shared conversion."""
@@ -403,14 +403,11 @@ def test_wrong_timeouts(function: Callable[[Any], Any], timeout: Any) -> None:
 
 
 @pytest.fixture
-def alone(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A job of this process alone, unless the test starts one itself."""
-    own = "init_process_group" in request.node.name
-    if not own:
-        mcr_dl.init_process_group("gloo", store=torch_dist.HashStore(), rank=0, world_size=1, timeout=20)
+def alone() -> Iterator[None]:
+    """A job of this process alone."""
+    mcr_dl.init_process_group("gloo", store=torch_dist.HashStore(), rank=0, world_size=1, timeout=20)
     yield
-    if not own:
-        mcr_dl.destroy_process_group()
+    mcr_dl.destroy_process_group()
 
 
 def test_finalize_does_not_hide_running_operations(monkeypatch: pytest.MonkeyPatch) -> None:

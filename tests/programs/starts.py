@@ -36,7 +36,7 @@ def use() -> None:
     dist.destroy_process_group()
 
 
-def start(*names: str, timeout: float = 20, device_id: Any = None) -> None:
+def start(*names: str, timeout: Any = 20, device_id: Any = None) -> None:
     """Start, and print the error, if there is one; warnings go to stderr by themselves."""
     try:
         dist.init_process_group(list(names) or None, timeout=timeout, device_id=device_id)
@@ -183,9 +183,9 @@ def no_descriptors(*names: str) -> None:
     start(*names, timeout=3)
 
 
-def device(rank: str, device_id: str) -> None:
-    """One rank names a device that does not exist."""
-    start("gloo", device_id=device_id if int(rank) == RANK else None)
+def wrong_argument(rank: str, name: str, value: str) -> None:
+    """One rank gives an argument that is wrong."""
+    start("gloo", **{name: value} if int(rank) == RANK else {})
 
 
 def fails(rank: str) -> None:

@@ -100,7 +100,7 @@ def start(
         raise InvalidArgumentError(message)
     exit_steps.prepare()
     wanted, specifications, mistake = _asked(backend, pg_options, passes, tuning_table)
-    limit = state.DEFAULT_TIMEOUT if timeout is None else _C.timeout(timeout)
+    limit, mistake = _limit(timeout, mistake)
     launch, store = launch_at(init_method, rank, world_size, store, limit)
     if mistake is None:
         report.show(launch.rank)
@@ -176,6 +176,14 @@ def _named(backend: str | Iterable[str] | None, pg_options: Any) -> list[str]:
 def specified(passes: Iterable[Any] | None) -> list[chain.Specification]:
     """The passes that the program and the environment ask for."""
     return chain.with_scheduler(saving.with_log(chain.specify(passes)))
+
+
+def _limit(timeout: timedelta | float | None, mistake: Exception | None) -> tuple[timedelta, Exception | None]:
+    """The default group's timeout, and the first error: one rank's alone must reach all."""
+    try:
+        return state.DEFAULT_TIMEOUT if timeout is None else _C.timeout(timeout), mistake
+    except McrError as error:
+        return state.DEFAULT_TIMEOUT, mistake or error
 
 
 def _device(device_id: torch.device | int | None, mistake: Exception | None) -> tuple[int, Exception | None]:
