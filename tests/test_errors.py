@@ -122,6 +122,11 @@ def test_a_stage_that_fails_on_one_rank(pools: Pools) -> None:
     pools.get("processes", 3).run(lifecycle.group_with_a_stage_that_fails_on_one_rank, limit=60.0)
 
 
+def test_a_group_whose_staging_fails_on_one_rank(pools: Pools) -> None:
+    """The others learn it at once, as in any step of making the group."""
+    pools.get("processes", 3).run(lifecycle.group_whose_staging_fails_on_one_rank, limit=60.0)
+
+
 def test_a_shrink_that_fails_on_one_rank(pools: Pools) -> None:
     pools.get("processes", 3).run(lifecycle.shrink_that_fails_on_one_rank, limit=60.0)
 

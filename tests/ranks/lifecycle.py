@@ -27,6 +27,7 @@ from mcr_dl.base import launcher
 from mcr_dl.libraries import registry
 from mcr_dl.measure.start import own_core
 from mcr_dl.runtime import core_groups, devices, rounds, stages, state
+from mcr_dl.runtime.attempts import Attempt
 from mcr_dl.testing.expect import expect
 from ranks import errors, session
 
@@ -310,6 +311,26 @@ def group_with_a_stage_that_fails_on_one_rank() -> None:
         else:
             expect(BackendUnavailableError, make, f"cannot be made: rank {last}: OSError")
         mcr_dl.destroy_process_group(make())
+
+
+def group_whose_staging_fails_on_one_rank() -> None:
+    """That rank fails once it has its stage, when the others compare how they hand over device memory."""
+    session.start()
+    last = mcr_dl.get_world_size() - 1
+    make = functools.partial(mcr_dl.new_group, backend="gloo")
+    give_stage = stages.make
+
+    def fail(group: _C.Group, outer: Attempt | None) -> None:
+        give_stage(group, outer)
+        raise OSError(24, "no more of them")
+
+    with mock.patch.object(state.current(), "staging", 1):  # as with a device
+        if mcr_dl.get_rank() == last:
+            with mock.patch.object(stages, "make", fail):
+                expect(OSError, make, "no more of them")
+        else:
+            expect(BackendUnavailableError, make, f"cannot be made: rank {last}: OSError")
+    mcr_dl.destroy_process_group(make())
 
 
 def shrink_that_fails_on_one_rank() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import socket
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from mcr_dl import _C
 from mcr_dl.base import agreement
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.libraries import registry
-from mcr_dl.runtime import changes, stages
+from mcr_dl.runtime import stages
 from mcr_dl.runtime.attempts import Attempt
 from mcr_dl.runtime.state import State
 
@@ -96,13 +97,11 @@ def stage(group: _C.Group, chunk: int, attempt: Attempt | None = None) -> None:
         return
     stages.make(group, attempt)
     direct = {name: group._support(name, "broadcast", "uint8", "SUM", False, "cuda") for name in hosts}
-    changes.agree(group, "new_group", direct, _same_ways)
+    # All ranks hand over device memory alike: in one piece, or as pieces of a copy.
+    what = "device memory given to the library (MCR_DL_MPI_STREAMS)"
+    decide = partial(agreement.require_equal, what, ranks=group.ranks)
+    (attempt or Attempt(group)).agree("staging", direct, decide)
     group._stage(chunk)
-
-
-def _same_ways(values: list[Any]) -> None:
-    """Check that all ranks hand over device memory alike: in one piece, or as pieces of a copy."""
-    agreement.require_equal("device memory given to the library (MCR_DL_MPI_STREAMS)", values)
 
 
 def prefer_priority(*, high: bool) -> None:
