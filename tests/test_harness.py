@@ -16,6 +16,7 @@ import pytest
 import jobs
 from harness import launchers
 from mcr_dl.testing.nursery import Nursery
+from mcr_dl.testing.pool import Pool, start_all
 
 _LIMIT = 100.0  # seconds; each of these takes a few
 
@@ -102,6 +103,41 @@ def test_the_jobs_of_a_failed_test_are_ended(tmp_path: Path) -> None:
     assert code == 1, text
     pid = int(text.partition("AssertionError: process ")[2].partition(".")[0])
     assert not _running(pid)
+
+
+_RANK = """
+import os, sys, time
+from multiprocessing.connection import Client
+rank, socket, key = int(sys.argv[1]), os.environ["MCR_TEST_FOLDER"] + "/socket", os.environ["MCR_TEST_KEY"].encode()
+with Client(socket, "AF_UNIX", authkey=key) as connection:
+    connection.send((rank, os.getpid()))
+    if rank != 0:
+        time.sleep(600)
+"""
+
+
+def test_a_pool_signals_no_process_that_was_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By then, another program may have the number of a rank that has ended."""
+    ranks: list[subprocess.Popen[bytes]] = []
+
+    def start(size: int, _: object, log: Path, variables: dict[str, str]) -> list[subprocess.Popen[bytes]]:
+        environment = {**os.environ, **variables}
+        ranks.extend(start_all([([sys.executable, "-c", _RANK, str(rank)], environment) for rank in range(size)], log))
+        return ranks
+
+    pool = Pool(2, start)
+    ranks[0].wait()
+    signalled: set[int] = set()
+    send = os.kill
+
+    def kill(pid: int, number: int) -> None:
+        signalled.add(pid)
+        send(pid, number)
+
+    monkeypatch.setattr(os, "kill", kill)
+    pool.kill()
+    assert signalled == {ranks[1].pid}
+    assert [rank.returncode for rank in ranks] == [0, -signal.SIGKILL]
 
 
 _LEAVES = """

@@ -224,11 +224,14 @@ class Pool:
     def kill(self) -> None:
         """End the remaining processes that this pool started."""
         left = [process for process in self._processes if process.poll() is None]
-        for pid in [*self._pids.values(), *(process.pid for process in left)]:
-            if left:
+        # The ranks may be a launcher's. The numbers of processes that were waited for may be those of others by now.
+        own = {process.pid for process in self._processes}
+        for pid in self._pids.values() if left else ():
+            if pid not in own:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
         for process in left:
+            process.kill()
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
