@@ -56,7 +56,8 @@ _TYPES_IN_A_JOB: dict[str, tuple[Callable[[Any], Any], str]] = {
     "get_global_rank": (lambda group: mcr_dl.get_global_rank(group, "0"), "group_rank: expected a whole number"),
     "float as group rank": (lambda group: mcr_dl.get_global_rank(group, 0.0), "group_rank: expected a whole number"),
     "get_group_rank": (lambda group: mcr_dl.get_group_rank(group, "0"), "global_rank: expected a whole number"),
-    "group_dst": (lambda _: mcr_dl.gather_object(1, [None], group_dst=0.0), "group_rank: expected a whole number"),
+    "group_dst": (lambda _: mcr_dl.gather_object(1, [None], group_dst=0.0), "group_dst: expected a whole number"),
+    "src": (lambda _: mcr_dl.broadcast_object_list([1], src="0"), "src: expected a whole number, got '0'"),
     "group_peer": (lambda _: _p2p(group_peer="0"), "group_peer: expected a whole number, got '0'"),
     "peer": (lambda _: _p2p(peer="0"), "peer: expected a whole number, got '0'"),
     "tensor of a P2POp": (lambda _: _p2p(tensor="x", peer=0), "tensor: expected a torch.Tensor, .* got str"),
@@ -72,6 +73,16 @@ _VALUES_IN_A_JOB: dict[str, tuple[Callable[[Any], Any], str]] = {
     "negative rank": (lambda _: mcr_dl.topology().ranks("host", -1), "rank: expected 0 to 0, got -1"),
     "peer": (lambda _: _p2p(peer=99), r"peer: expected one of \[0\], got 99"),
     "group_peer": (lambda _: _p2p(group_peer=-1), "group_peer: expected 0 to 0, got -1"),
+    "src": (lambda _: mcr_dl.broadcast_object_list([1], src=99), r"src: expected one of \[0\], got 99"),
+    "group_src": (lambda _: mcr_dl.recv_object_list([1], group_src=1), "group_src: expected 0 to 0, got 1"),
+    "dst and group_dst": (
+        lambda _: mcr_dl.send_object_list([1], 0, group_dst=0),
+        "dst and group_dst: expected one of the two, got dst=0, group_dst=0",
+    ),
+    "neither dst nor group_dst": (
+        lambda _: mcr_dl.send_object_list([1]),
+        "dst and group_dst: expected one of the two, got dst=None, group_dst=None",
+    ),
     "device": (lambda _: mcr_dl.get_default_backend_for_device("xyz"), "device: expected cpu or cuda, got 'xyz'"),
     "name of a pass": (
         lambda _: mcr_dl.register_pass(type("Mine", (), {"handle": len})(), "schedule"),

@@ -16,7 +16,6 @@ import torch
 
 from mcr_dl import _C
 from mcr_dl.base.agreement import absent
-from mcr_dl.base.arguments import whole
 from mcr_dl.base.errors import CollectiveTimeoutError, InvalidArgumentError
 from mcr_dl.groups import queries
 from mcr_dl.runtime import handles, state
@@ -58,20 +57,18 @@ def _sizes(group: _Group, mine: int) -> list[int]:
     return [int(size) for size in sizes]
 
 
-def _root(group: _Group, rank: int | None, group_rank: int | None, default: int | None = None) -> int:
-    """The root as a group rank."""
-    members = handles.core_group(group)
-    if rank is not None and group_rank is not None:
-        message = "expected one of the global and the group rank, got both"
+def _root(
+    members: _C.Group, argument: str, rank: int | None, group_rank: int | None, default: int | None = None
+) -> int:
+    """The root as a group rank. ``argument``: the name of the one that gives its global rank."""
+    by_group = f"group_{argument}"
+    found = default if rank is None and group_rank is None else rank
+    if found is None and group_rank is not None:
+        found = queries.global_rank_of(members, by_group, group_rank)
+    elif found is None or group_rank is not None:
+        message = f"{argument} and {by_group}: expected one of the two, got {argument}={rank}, {by_group}={group_rank}"
         raise InvalidArgumentError(message)
-    if group_rank is not None:
-        number = whole("group_rank", group_rank)
-        queries.get_global_rank(members, number)
-        return number
-    if rank is None and default is None:
-        message = "expected a global or a group rank, got neither"
-        raise InvalidArgumentError(message)
-    return queries.get_group_rank(members, default if rank is None else rank)  # type: ignore[arg-type]
+    return queries.group_rank_of(members, argument, found)
 
 
 def _expect_list(name: str, value: Sequence[Any] | None, size: int) -> None:
@@ -105,7 +102,7 @@ def gather_object(
     if handles.left_out(group, "gather_object"):
         return
     members = handles.core_group(group)
-    root = _root(group, dst, group_dst, default=0)
+    root = _root(members, "dst", dst, group_dst, default=0)
     if members.rank() == root:
         _expect_list("object_gather_list", object_gather_list, members.size())
     data = _pack(obj, group)
@@ -128,7 +125,7 @@ def broadcast_object_list(
     if handles.left_out(group, "broadcast_object_list"):
         return
     members = handles.core_group(group)
-    root = _root(group, src, group_src, default=0)
+    root = _root(members, "src", src, group_src, default=0)
     data = _pack(list(object_list), group) if members.rank() == root else _space(0, group)
     header = _numbers([data.numel(), len(object_list)], group)
     _C.broadcast(header, group=group, group_src=root)
@@ -159,7 +156,7 @@ def scatter_object_list(
         message = "scatter_object_output_list: expected a list of at least one entry, got an empty one"
         raise InvalidArgumentError(message)
     members = handles.core_group(group)
-    root = _root(group, src, group_src, default=0)
+    root = _root(members, "src", src, group_src, default=0)
     is_root = members.rank() == root
     sizes = _space(members.size(), group, torch.int64)
     everything = None
@@ -188,7 +185,7 @@ def send_object_list(
     if handles.left_out(group, "send_object_list"):
         return
     data = _pack(list(object_list), group)
-    peer = _root(group, dst, group_dst)
+    peer = _root(handles.core_group(group), "dst", dst, group_dst)
     _C.send(_numbers([data.numel()], group), group=group, group_dst=peer)
     _C.send(data, group=group, group_dst=peer)
 
@@ -206,7 +203,8 @@ def recv_object_list(
     if handles.left_out(group, "recv_object_list"):
         return -1
     length = _space(1, group, torch.int64)
-    peer = None if src is None and group_src is None else _root(group, src, group_src)
+    unknown = src is None and group_src is None
+    peer = None if unknown else _root(handles.core_group(group), "src", src, group_src)
     sender = _C.recv(length, group=group, group_src=peer)
     data = _space(int(length), group)
     _C.recv(data, sender, group=group)
