@@ -261,21 +261,12 @@ def operation_names(text: str) -> tuple[str, ...]:
 
 def candidate_names(text: str) -> tuple[str, ...]:
     """Names of candidates whose backends exist. Whether a variant exists is known once the group is made."""
-    return tuple(dict.fromkeys(map(_candidate_name, name_list(text))))
+    also = ("auto", "all")
 
+    def candidate(word: str) -> str:
+        return word if word in also else registry.require_candidate(word, also=also, codec=False).name
 
-def _candidate_name(text: str) -> str:
-    if text in ("all", "auto"):
-        return text
-    candidate = _C.Candidate(text)
-    if unknown := registry.unknown_in(text):
-        where = f"{unknown!r} in {text!r}" if candidate.parts else f"{text!r}"
-        message = f"expected some of {', '.join(registry.known_names())}, auto or all, got {where}"
-        raise InvalidArgumentError(message)
-    if candidate.codec:
-        message = f"expected candidates without a codec, got {text!r}"
-        raise InvalidArgumentError(message)
-    return candidate.name
+    return tuple(dict.fromkeys(map(candidate, name_list(text))))
 
 
 def one_of(known: Callable[[], Sequence[str]]) -> Callable[[str], str]:

@@ -120,21 +120,29 @@ def unknown_in(name: str) -> str:
     return next(filter(None, map(unknown_in, candidate.parts)), "")
 
 
-def require_candidate(text: str, source: str) -> _C.Candidate:
-    """Parse a candidate's name. Raises InvalidArgumentError, which names the source, if it has an unknown backend.
+def require_candidate(
+    text: str, source: str = "", *, also: Iterable[str] = ("auto",), advice: str = "", codec: bool = True
+) -> _C.Candidate:
+    """Parse a candidate's name.
+
+    Raises InvalidArgumentError, which names the source, if there is one: for an unknown backend, whose text has the
+    names that the caller takes ``also`` and the ``advice``, or for a codec, unless it may have one.
 
     Variants and codecs are not checked here: the libraries of a group say which ones they have.
     """
+    where = f"{source}: " if source else ""
     try:
         candidate = _C.Candidate(text)
         unknown = unknown_in(text)
     except InvalidArgumentError as error:
-        message = f"{source}: {error}"
-        raise InvalidArgumentError(message) from None
+        raise InvalidArgumentError(f"{where}{error}") from None
     if unknown:
-        where = f"{unknown!r} in {text!r}" if candidate.parts else f"{unknown!r}"
-        message = f"{source}: expected one of {', '.join(known_names())}, auto, got the unknown name {where}"
-        raise InvalidArgumentError(message)
+        got = f"{unknown!r} in {text!r}" if candidate.parts else f"{unknown!r}"
+        message = f"expected one of {', '.join((*known_names(), *also))}, got the unknown name {got}"
+        raise InvalidArgumentError(f"{where}{message}{': ' if advice else ''}{advice}")
+    if candidate.codec and not codec:
+        message = f"expected a candidate without a codec, which calls or Compress can name, got {text!r}"
+        raise InvalidArgumentError(f"{where}{message}")
     return candidate
 
 
@@ -388,13 +396,7 @@ def nameable(backend: object) -> str:
         raise InvalidArgumentError(message)
     if _plain([backend]) == ["auto"]:
         return "auto"
-    candidate = require_candidate(backend, "backend")
-    if candidate.codec:
-        message = (
-            f"backend: expected a candidate without a codec, got {backend!r}: name it in the calls, or in Compress"
-        )
-        raise InvalidArgumentError(message)
-    return candidate.name
+    return require_candidate(backend, "backend", codec=False).name
 
 
 @contextmanager

@@ -56,17 +56,8 @@ def parser() -> argparse.ArgumentParser:
 
 def _backend(text: str) -> str:
     """A candidate whose backends are known here."""
-    candidate = _C.Candidate(text)
-    if unknown := registry.unknown_in(text):
-        message = (
-            f"expected one of {', '.join(registry.known_names())}, got {unknown!r}: correct the name, or install the "
-            f"package whose entry point of {registry.ENTRY_POINTS} has it"
-        )
-        raise InvalidArgumentError(message)
-    if candidate.codec:
-        message = f"expected a candidate without a codec, whose results are not exact, got {text!r}"
-        raise InvalidArgumentError(message)
-    return candidate.name
+    advice = f"correct the name, or install the package whose entry point of {registry.ENTRY_POINTS} has it"
+    return registry.require_candidate(text, also=(), advice=advice, codec=False).name
 
 
 def _ranks(text: str) -> int:
