@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch.distributed as torch_dist
 
 import mcr_dl
-from mcr_dl.runtime import core_groups, state
+from mcr_dl import _C
+from mcr_dl.base import launcher
+from mcr_dl.libraries import registry
+from mcr_dl.runtime import core_groups, rendezvous, state
 
 
 def _start() -> None:
@@ -66,3 +70,18 @@ def test_a_start_that_fails_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not state.has_begun()
     _start()
     mcr_dl.destroy_process_group()
+
+
+def test_a_meeting_over_mpi_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its group ends; here on a backend without other ranks."""
+    made: list[Any] = []
+
+    def broadcast(_: object, *, group: Any, **__: object) -> None:
+        made.append(group)
+        raise mcr_dl.CollectiveTimeoutError("no address")
+
+    monkeypatch.setattr(registry, "rendezvous", lambda: "null")
+    monkeypatch.setattr(_C, "broadcast", broadcast)
+    with pytest.raises(mcr_dl.CollectiveTimeoutError, match="no address"):
+        rendezvous._store_over_mpi(launcher.Launch("mpiexec", 1, 2), timedelta(seconds=20))
+    assert [group._closed for group in made] == [True]

@@ -38,17 +38,19 @@ def _store_over_mpi(launch: launcher.Launch, timeout: timedelta) -> torch_dist.S
         message = f"MASTER_ADDR and MASTER_PORT are not set, and MPI cannot agree on them: {error}"
         raise BackendUnavailableError(message) from error
     group = _C.Group("bootstrap", list(range(launch.size)), launch.rank, timeout)
-    try:
-        group._connect(name, path, None)
-    finally:
-        registry.describe(name).started()
     address = torch.zeros(256, dtype=torch.uint8, device="cpu")
     store = None
-    if launch.rank == 0:
-        text, store = launcher.listen(launch.size, timeout)
-        address[: len(text)] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-    _C.broadcast(address, src=0, group=group, backend=name)
-    group._close()
+    try:
+        try:
+            group._connect(name, path, None)
+        finally:
+            registry.describe(name).started()
+        if launch.rank == 0:
+            text, store = launcher.listen(launch.size, timeout)
+            address[: len(text)] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        _C.broadcast(address, src=0, group=group, backend=name)
+    finally:
+        group._close()
     if store is not None:
         return store
     host, _, port = bytes(address.tolist()).rstrip(b"\0").decode().rpartition(":")
