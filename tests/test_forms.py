@@ -10,8 +10,9 @@ import pytest
 from harness import Pools
 from mcr_dl.testing import forms
 from mcr_dl.testing.calls import OPS, SIGNATURES, Case, kinds
-from mcr_dl.testing.cases import IN_TORCH, table, torch_takes
+from mcr_dl.testing.cases import table
 from ranks import layouts, operations, session, striped
+from ranks.operations import IN_TORCH, torch_takes
 
 FUNCTIONS = [name for name, row in SIGNATURES.items() if row["op"] != "barrier"]
 COUNTS = (18, 1002)  # even: a vector can be two rows

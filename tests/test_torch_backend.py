@@ -10,8 +10,9 @@ import pytest
 from harness import Pools
 from mcr_dl import _C
 from mcr_dl.testing.calls import SIGNATURES
-from mcr_dl.testing.cases import IN_TORCH, table, torch_takes
+from mcr_dl.testing.cases import table
 from ranks import operations, session, torch_backend, torch_functions, torch_groups
+from ranks.operations import IN_TORCH, torch_takes
 from seed import share
 
 DTYPES = ("float32", "int64", "bool", "complex64")

@@ -22,10 +22,9 @@ import mcr_dl
 from mcr_dl import _C, BackendUnavailableError, InvalidArgumentError, NotInitializedError
 from mcr_dl.libraries import shm
 from mcr_dl.runtime import attempts, lines, state
-from mcr_dl.testing import checks
 from mcr_dl.testing.calls import Case
 from mcr_dl.testing.expect import expect
-from ranks import session
+from ranks import operations, session
 
 BACKENDS = ("mpi", "gloo", "shm", "hier(shm,mpi)", "hier(shm,gloo)", "hier(mpi,gloo)", "hier(shm,stripe(gloo,mpi))")
 NEEDED = ("stripe(gloo,mpi)",)
@@ -109,7 +108,7 @@ def run_all(cases: Sequence[Case], shape: Sequence[int]) -> int:
     """Run the cases on lines of this shape; returns how many there were."""
     _start(shape)
     for case in cases:
-        checks.run_supported(case)
+        operations.run_supported(case)
     return len(cases)
 
 

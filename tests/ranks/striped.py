@@ -17,12 +17,11 @@ from mcr_dl import _C, InvalidArgumentError, NotInitializedError
 from mcr_dl.measure import shares
 from mcr_dl.measure.cases import Prepared
 from mcr_dl.measure.timing import Statistics, TorchControl
-from mcr_dl.testing import checks
 from mcr_dl.testing.calls import Case
 from mcr_dl.testing.expect import expect
 from mcr_dl.tuning import worker
 from mcr_dl.tuning._journal import Plan, Progress, Unit
-from ranks import session
+from ranks import operations, session
 
 BACKENDS = ("mpi", "gloo", "shm", "stripe(gloo,mpi)", "stripe(mpi,gloo)", "stripe(shm,mpi)")
 
@@ -32,7 +31,7 @@ def run_all(cases: Sequence[Case]) -> int:
     session.start(*BACKENDS)
     session.groups()
     for case in cases:
-        checks.run_supported(case)
+        operations.run_supported(case)
     return len(cases)
 
 

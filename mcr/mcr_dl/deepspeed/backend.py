@@ -65,9 +65,10 @@ def _coalesced(manager: batches.CoalescingManager, group: Any) -> CoalescedWork 
 def _own_device() -> torch.device | None:
     if get_accelerator().device_name() != "cuda":
         return None
-    if "LOCAL_RANK" not in os.environ:
-        raise InvalidArgumentError("LOCAL_RANK: expected the number of this rank's GPU, got nothing")
-    return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    index = launcher.number(os.environ, "LOCAL_RANK", -1)
+    if index < 0:
+        raise InvalidArgumentError("LOCAL_RANK: expected the number of this rank's GPU, got none")
+    return torch.device("cuda", index)
 
 
 class McrBackend(TorchBackend):  # type: ignore[misc]
@@ -308,8 +309,7 @@ class McrBackend(TorchBackend):  # type: ignore[misc]
 
     def destroy_process_group(self, group: Any = None) -> None:
         """End a group, or the runtime; nothing on a rank that is not a member, as in torch."""
-        if not handles.not_a_member(group):
-            default_group.destroy_process_group(group)
+        default_group.destroy_process_group(group)
 
     def init_device_mesh(self, mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...]) -> Any:
         """torch's DeviceMesh, with groups of mcr_dl even if torch's default group belongs to another backend."""

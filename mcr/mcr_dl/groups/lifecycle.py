@@ -110,7 +110,7 @@ def start(
         watch.prepare_folder()
     if store is None:
         store = rendezvous.meet(launch, init_method, limit)
-    devices.prefer_priority(high=bool(getattr(pg_options, "is_high_priority_stream", False)))
+    _C.prefer_high_priority(bool(getattr(pg_options, "is_high_priority_stream", False)))
     with rendezvous.named_end():
         store = lives.separate(store, launch, limit)
         device, mistake = _device(device_id, mistake)

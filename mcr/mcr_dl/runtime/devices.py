@@ -102,8 +102,3 @@ def stage(group: _C.Group, chunk: int, attempt: Attempt | None = None) -> None:
     decide = partial(agreement.require_equal, what, ranks=group.ranks)
     (attempt or Attempt(group)).agree("staging", direct, decide)
     group._stage(chunk)
-
-
-def prefer_priority(*, high: bool) -> None:
-    """Give the streams of asynchronous calls, which are made from now on, high or usual priority on the device."""
-    _C.prefer_high_priority(high)

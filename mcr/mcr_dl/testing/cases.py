@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
-import torch.distributed as torch_dist
-
 from mcr_dl import _C
 from mcr_dl.testing import session
 from mcr_dl.testing.calls import OPS, SIGNATURES, STYLES, Case, can_alias, kinds, layouts
@@ -29,18 +27,6 @@ SEEDS = 15
 
 # Layouts that make sense with one buffer for both sides of all_to_all.
 SHARED_LAYOUTS = ("plain", "matrix", "single", "adjacent", "even", "splits", "gaps")
-
-
-# torch's functions with the same meaning; torch has neither vectored forms nor MPI's names.
-IN_TORCH = [name for name in SIGNATURES if hasattr(torch_dist, name)]
-
-
-def torch_takes(case: Case) -> bool:
-    """torch's Python layer requires lists where mcr_dl also takes one tensor, has no async_op for sends and receives,
-    and reduces complex numbers only by SUM."""
-    if case.layout == "single" or (OPS[case.op]["peer"] and case.asynchronous):
-        return False
-    return not (OPS[case.op]["reduces"] and case.dtype == "complex64" and case.red != "SUM")
 
 
 def reductions(function: str, dtype: str) -> list[str]:

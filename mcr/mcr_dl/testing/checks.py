@@ -294,14 +294,6 @@ def run(case: Case) -> bool:
     return True
 
 
-def run_supported(case: Case) -> None:
-    """Like run(), of a backend that does every call of an operation that can be emulated."""
-    op = OPS[case.op]
-    alone = op["peer"] and len(session.members(case.group, mcr_dl.get_world_size())) == 1
-    may_lack = alone or not (op["fallback"] or op["peer"])
-    assert run(case) or may_lack, f"{case}: expected a backend that supports it, got {support(case)!r}"
-
-
 def _run(case: Case, ranks: list[int]) -> None:
     me = mcr_dl.get_rank()
     meeting = None if _has_data(case) else session.Meeting(case.group)
