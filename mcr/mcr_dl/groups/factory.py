@@ -62,7 +62,7 @@ def add_dimensions(group: _C.Group, given: dict[str, _C.Group] | None = None) ->
     current = state.current()
     grid = dimensions.grid_of_members(current.grid, current.knowledge.nodes, group.ranks)
     held = dimensions.Held(grid, given or {})
-    current.of(group.name()).topology = held  # before its groups are made, which end with it
+    current.replace_topology(group.name(), held)  # before its groups are made, which end with it
     function = "new_group" if _C.world() is not None else "init_process_group"
     for index in dimensions.with_groups(held.grid, group.size()) if given is None else []:
         with changes.on_all(group, function, anywhere=True, leave=True):
@@ -94,9 +94,7 @@ def end_lines(held: dimensions.Held) -> None:
 
 def replace_dimensions(group: _C.Group, held: dimensions.Held | None) -> None:
     """Give a group another topology with its groups, or none, and end those that were made for the one before."""
-    current = state.current()
-    ours = current.peek(group.name()) if held is None else current.of(group.name())
-    before, ours.topology = ours.topology, held
+    before = state.current().replace_topology(group.name(), held)
     if before is not None:
         end_lines(before)
 

@@ -405,8 +405,7 @@ def on_abort(group: _C.Group) -> None:
     if group is _C.world():
         lifecycle.abandon()
         return
-    ours = state.current().peek(group.name())
-    held, ours.topology = ours.topology, None
+    held = state.current().replace_topology(group.name(), None)
     for each in [] if held is None else held.owned:
         if state.has_ended(each):
             continue

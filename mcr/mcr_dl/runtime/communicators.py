@@ -55,8 +55,8 @@ def close(name: str) -> None:
     ours = current.peek(name)
     for each in list(ours.shadows):
         close(each)
-    if ours.owner is not None:
-        current.peek(ours.owner).shadows.pop(name, None)
+    if ours.owner is not None and ours.owner in current.belongings:
+        current.of(ours.owner).shadows.pop(name, None)
     group = current.groups.pop(name, None)
     if group is not None:
         end(group)
@@ -64,7 +64,9 @@ def close(name: str) -> None:
 
 def close_parts(group: _C.Group, name: str) -> None:
     """End the groups that a candidate over the group's dimensions has used, as it has ended."""
-    ours = state.current().peek(group.name())
+    ours = state.current().belongings.get(group.name())
+    if ours is None:
+        return
     for each in [each for each in ours.shadows if each.startswith(f"{group.name()}/{name}-")]:
         close(each)
     ours.networks.pop(name, None)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol
@@ -42,6 +42,24 @@ class Belongings:
     # Run when the group is about to end, while its operations still work; they must not raise.
     endings: list[Callable[[], None]] = field(default_factory=list)
     unchanged: str = ""  # the name of the last call of grow() that changed nothing
+
+
+class Seen(Protocol):
+    """The belongings of a group, to read: a change to the empty ones, of a group that has none, would be lost."""
+
+    @property
+    def owner(self) -> str | None: ...
+    @property
+    def shadows(self) -> Mapping[str, _C.Group]: ...
+    @property
+    def broken(self) -> Mapping[str, int]: ...
+    @property
+    def topology(self) -> dimensions.Held | None: ...
+    @property
+    def networks(self) -> Mapping[str, Sequence[rates.Row]]: ...
+
+
+_NONE: Seen = Belongings()
 
 
 @dataclass
@@ -104,9 +122,16 @@ class State:
         """The belongings of a group, to change: from the first use on, which may be before the group is made."""
         return self.belongings.setdefault(group, Belongings())
 
-    def peek(self, group: str) -> Belongings:
+    def peek(self, group: str) -> Seen:
         """The belongings of a group, to read: empty ones if it has none, or has ended."""
-        return self.belongings.get(group) or Belongings()
+        return self.belongings.get(group, _NONE)
+
+    def replace_topology(self, group: str, held: dimensions.Held | None) -> dimensions.Held | None:
+        """Give a group another topology, or none; returns the one before, if there is one."""
+        before = self.peek(group).topology
+        if before is not held:
+            self.of(group).topology = held
+        return before
 
     def add_shadow(self, owner: str, group: _C.Group) -> None:
         """Add a group that belongs to another group, and ends with it."""
@@ -199,7 +224,7 @@ def run_endings(group: str | None = None) -> None:
     """Run what a group, or every group, is to do before it ends."""
     if _current is None:
         return
-    for each in list(_current.belongings.values()) if group is None else [_current.peek(group)]:
+    for each in [each for name, each in list(_current.belongings.items()) if group in (None, name)]:
         functions, each.endings = each.endings, []
         for function in functions:
             function()
