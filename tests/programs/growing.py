@@ -49,7 +49,7 @@ def further(group: object) -> None:
     dist.barrier(group=group)
     current = state.current()
     name = handles.core_group(group).name()
-    attempt, number = current.of(name).unchanged.rsplit("-", 1)  # each one deletes the outcome of the last
+    attempt, number = current.of(name).last_idle_grow.rsplit("-", 1)  # each one deletes the outcome of the last
     left = [current.store.check([f"survivors/{attempt}-{int(number) - back}/left/outcome"]) for back in range(3)]
     assert left == [True, False, False], left
     assert math.prod(dist.topology().shape) == world

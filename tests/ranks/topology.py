@@ -212,7 +212,7 @@ def failed() -> None:
         if rank == 2:  # the group of ranks 0 and 1 could be made
             patch.setenv("MCR_DL_SHM_BYTES", "1")
         expect(InvalidArgumentError, lambda: mcr_dl.set_topology(other), "MCR_DL_SHM_BYTES", "rank")
-    assert state.current().arranged == document(2, 2)
+    assert state.current().default_document == document(2, 2)
     wrong = [
         ({**document(2, 2), "dimensions": [{"name": "a", "size": np.int64(4)}]}, "expected an integer, got"),
         ({**document(4), "version": _Unreadable()}, "no text"),

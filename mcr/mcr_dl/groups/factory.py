@@ -60,7 +60,7 @@ def add_dimensions(group: _C.Group, given: dict[str, _C.Group] | None = None) ->
     Makes each of the new ones on all ranks of the group, or raises on all: others would wait for a rank that fails.
     """
     current = state.current()
-    grid = dimensions.grid_of_members(current.grid, current.knowledge.nodes, group.ranks)
+    grid = dimensions.grid_of_members(current.given_grid, current.knowledge.nodes, group.ranks)
     held = dimensions.Held(grid, given or {})
     current.replace_topology(group.name(), held)  # before its groups are made, which end with it
     function = "new_group" if _C.world() is not None else "init_process_group"
@@ -109,12 +109,12 @@ def give_up(group: _C.Group) -> None:
 
 def patience() -> timedelta:
     """The time that running operations get before their group ends. Groups that end one after the other share it."""
-    return timedelta(seconds=min(DRAIN.total_seconds(), time.monotonic() - state.current().gave_up))
+    return timedelta(seconds=min(DRAIN.total_seconds(), time.monotonic() - state.current().drain_failed_at))
 
 
 def give_up_waiting() -> None:
     """Running operations have had their time: groups that end now do not wait for them."""
-    state.current().gave_up = time.monotonic()
+    state.current().drain_failed_at = time.monotonic()
 
 
 def _drained(group: _C.Group) -> bool:

@@ -248,10 +248,10 @@ def _agree(
     answer = agreement.agree(store, rank, size, "facts", facts, answered)
     current.job = answer.pop("job")
     watch.set_job(current.job)
-    current.topology = answer.pop("topology")
-    current.grid = dimensions.grid_of(current.topology, size)
-    current.knowledge = choice.knowledge_of(answer, possible(current.grid))
-    added = (*startup.combined(agreed, lines.of(range(size))), *themis(current.grid))
+    current.given_document = answer.pop("topology")
+    current.given_grid = dimensions.grid_of(current.given_document, size)
+    current.knowledge = choice.knowledge_of(answer, possible(current.given_grid))
+    added = (*startup.combined(agreed, lines.of(range(size))), *themis(current.given_grid))
     current.backends = [*dict.fromkeys((*agreed.backends, *added))]
     if current.knowledge.crowded[rank]:
         for library in registry.DESCRIBED:

@@ -28,7 +28,7 @@ _AGAIN = 60.0  # seconds after which a process that was found and not taken appl
 _DISMISSED = "-"  # in the place of the name of an attempt
 # The parts of State that the ranks have agreed on, in JSON's types.
 _AGREED = (
-    "job", "backends", "asked", "candidates", "staging", "topology", "arranged", "groups_made", "detail",
+    "job", "backends", "asked", "candidates", "staging", "given_document", "default_document", "groups_made", "detail",
 )  # fmt: skip
 
 
@@ -196,7 +196,7 @@ def begin(
     current.counts = answer.counts
     watch.set_job(current.job)
     current.passes = passes
-    current.grid = dimensions.grid_of(current.topology, launch.size)
+    current.given_grid = dimensions.grid_of(current.given_document, launch.size)
     current.knowledge = choice.knowledge_of(answer.knowledge, None)  # the ranks have checked the rules
     return current
 

@@ -215,7 +215,7 @@ class Forming:
         it."""
         current = state.current()
         ours = current.of(self.name)
-        before, ours.unchanged = ours.unchanged, name
+        before, ours.last_idle_grow = ours.last_idle_grow, name
         if before and self.members[0] == self._rank:
             with contextlib.suppress(*agreement.STORE_ERRORS):
                 torch_dist.PrefixStore(f"survivors/{before}", current.store).delete_key("left/outcome")

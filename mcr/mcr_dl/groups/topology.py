@@ -178,15 +178,15 @@ def set_topology(
     grid = dimensions.grid_of(document, size)
     assert grid is not None
     held = dimensions.Held(grid, given if all_given else {})
-    before = current.arranged
+    before = current.default_document
     if members is _C.world():
-        current.arranged = document  # the backends of the new groups depend on it
+        current.default_document = document  # the backends of the new groups depend on it
     try:
         for index in [] if all_given else dimensions.with_groups(grid, size):
             with changes.on_all(members, "set_topology"):  # before they make more
                 torch_groups.publish(factory.make_line(members, held, index, turn), parent=members)
     except BaseException:
-        current.arranged = before
+        current.default_document = before
         factory.end_lines(held)
         raise
     factory.replace_dimensions(members, held)

@@ -265,7 +265,7 @@ def _store(attempt: Attempt, what: str, *, apart: bool) -> torch_dist.Store:
     ``apart``: for use at any time, while a thread waits at the store, and without Python's lock until a rank is lost.
     """
     if apart and not watch.has_lost():
-        return torch_dist.PrefixStore(attempt.name(what), state.current().apart())
+        return torch_dist.PrefixStore(attempt.name(what), state.current().second_store())
     return attempt.store(what)
 
 

@@ -20,13 +20,13 @@ def of(ranks: Sequence[int], level: int = 0) -> list[list[int]]:
     """
     current = state.current()
     places: list[tuple[tuple[int, ...], tuple[int, ...]]]  # the line, and the place in it
-    if current.grid is None:
+    if current.given_grid is None:
         nodes = current.knowledge.nodes
         places = [((0 if level else nodes[rank],), (index,)) for index, rank in enumerate(ranks)]
     else:
         # Of the job, and not of these ranks: groups with one rank of each host have no line within a host.
-        width = next(iter(_wide(current.grid)[level:]), 0)
-        coordinates = [tuple(current.grid.coordinates(rank)) for rank in ranks]
+        width = next(iter(_wide(current.given_grid)[level:]), 0)
+        coordinates = [tuple(current.given_grid.coordinates(rank)) for rank in ranks]
         places = [(one[:width], one[width:]) for one in coordinates]
     rows: dict[object, list[int]] = {}
     for rank in sorted(range(len(ranks)), key=lambda index: places[index]):
@@ -76,9 +76,9 @@ def _grids_of(ranks: Sequence[int]) -> list[_C.Topology]:
     """The topologies of a group of these global ranks: its part of the one that was set for the default group, if one
     was, and its part of the job's, or the one from the hosts."""
     current = state.current()
-    arranged = dimensions.grid_of(current.arranged, current.launch.size)
-    found = [] if arranged is None else [arranged.of_members(list(ranks))]
-    return [*found, dimensions.grid_of_members(current.grid, current.knowledge.nodes, list(ranks))]
+    default = dimensions.grid_of(current.default_document, current.launch.size)
+    found = [] if default is None else [default.of_members(list(ranks))]
+    return [*found, dimensions.grid_of_members(current.given_grid, current.knowledge.nodes, list(ranks))]
 
 
 def _wide(grid: _C.Topology) -> list[int]:

@@ -41,7 +41,7 @@ class Belongings:
     stores: list[torch_dist.Store] = field(default_factory=list)  # which the group's backends may use
     # Run when the group is about to end, while its operations still work; they must not raise.
     endings: list[Callable[[], None]] = field(default_factory=list)
-    unchanged: str = ""  # the name of the last call of grow() that changed nothing
+    last_idle_grow: str = ""  # the name of the last call of grow() that changed nothing
 
 
 class Seen(Protocol):
@@ -67,7 +67,7 @@ class State:
     """One life of the runtime. ``groups/lifecycle.py`` makes and ends it."""
 
     launch: launcher.Launch
-    own_part: torch_dist.Store  # of the store at which the ranks have met: the keys of this life
+    life_store: torch_dist.Store  # of the store at which the ranks have met: the keys of this life
     timeout: timedelta  # that of the start
     backends: list[str]
     device: int  # index of this process's CUDA device; -1 without one
@@ -78,18 +78,18 @@ class State:
     belongings: dict[str, Belongings] = field(default_factory=dict)  # by group, see ``of`` and ``peek``
     passes: list[Any] = field(default_factory=list)  # specifications for every new group
     counts: dict[str, dict[str, int]] = field(default_factory=dict)  # by group, "": of the job; see ``count``
-    topology: dict[str, Any] | None = None  # the document that the user gave
-    arranged: dict[str, Any] | None = None  # the document of the default group's topology, once it was set
-    grid: _C.Topology | None = None  # the one that the user gave; None: derived from the hosts
-    own_store: torch_dist.Store | None = None  # ``own_part`` over a connection of its own
+    given_document: dict[str, Any] | None = None  # of the topology that the user gave
+    given_grid: _C.Topology | None = None  # made from it; None: derived from the hosts
+    default_document: dict[str, Any] | None = None  # of the default group's topology, once it was set
+    second_connection: torch_dist.Store | None = None  # ``life_store`` over a connection of its own
     kept_stores: list[torch_dist.Store] = field(default_factory=list)  # of groups that were not closed after a loss
     candidates: list[str] | None = None  # those that all ranks have; None before the default group is made
     staging: int | None = None  # bytes of one piece of a staged tensor; None if no rank has a device
     job: str = ""  # an identity of this life of the job, equal on its ranks
     detail: bool = False  # all calls are compared over the ranks
-    started_in: Any = None  # torch's store for the group that it was making when it started this life
+    started_in: torch_dist.Store | None = None  # torch's, for the group that it made as it started this life
     meetings: Any = None  # of the functions that all ranks call together (``meetings.together``)
-    gave_up: float = float("-inf")  # when operations last took too long to end before their group
+    drain_failed_at: float = float("-inf")  # when operations last took too long to end before their group
     planners: weakref.WeakSet[Planner] = field(default_factory=weakref.WeakSet)
 
     @property
@@ -109,14 +109,14 @@ class State:
     def store(self) -> torch_dist.Store:
         """The job's store: the keys of this life. Raises NotInitializedError in a forked process."""
         watch.refuse_fork()
-        return self.own_part
+        return self.life_store
 
-    def apart(self) -> torch_dist.Store:
+    def second_store(self) -> torch_dist.Store:
         """The store over a connection that no thread occupies by waiting."""
         store = self.store
-        if self.own_store is None:
-            self.own_store = own_connection(store)
-        return self.own_store
+        if self.second_connection is None:
+            self.second_connection = own_connection(store)
+        return self.second_connection
 
     def of(self, group: str) -> Belongings:
         """The belongings of a group, to change: from the first use on, which may be before the group is made."""
