@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 
 import jobs
-from mcr_dl.groups import lifecycle
+from mcr_dl.groups import process_end
 from mcr_dl.libraries import registry
 from mcr_dl.runtime import exit_steps
 from mcr_dl.testing.nursery import Nursery
@@ -74,8 +74,8 @@ def test_a_library_that_cannot_be_closed(monkeypatch: pytest.MonkeyPatch, capsys
     libraries = [mock.Mock(), mock.Mock()]
     libraries[0].close.side_effect = OSError("no descriptor")
     monkeypatch.setattr(registry, "DESCRIBED", libraries)
-    monkeypatch.setattr(lifecycle, "_leave_job", lambda: 70)
-    assert lifecycle._leave_job_and_close() == 70
+    monkeypatch.setattr(process_end, "_leave_job", lambda: 70)
+    assert process_end._leave_job_and_close() == 70
     libraries[1].close.assert_called_once_with()
     assert "no descriptor" in capsys.readouterr().err
 

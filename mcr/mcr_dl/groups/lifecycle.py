@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starting and ending the runtime: the default group, its store, its backends, the end of the process."""
+"""Starting and ending the runtime: the default group, its store, its backends."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable
@@ -30,7 +28,7 @@ from mcr_dl.base.errors import (
     text_of,
 )
 from mcr_dl.base.warning import warn
-from mcr_dl.groups import factory, first_start, report, tried
+from mcr_dl.groups import factory, first_start, process_end, report, tried
 from mcr_dl.libraries import registry
 from mcr_dl.passes import chain
 from mcr_dl.runtime import (
@@ -44,7 +42,6 @@ from mcr_dl.runtime import (
     rendezvous,
     startup,
     state,
-    trials,
 )
 from mcr_dl.runtime.attempts import own_text
 from mcr_dl.runtime.watched_store import WatchedStore
@@ -53,7 +50,6 @@ from mcr_dl.trace import saving
 
 # A backend that fails with one of these at its start, or with an error of the system, does not work.
 _FAILURES = (BackendUnavailableError, BackendError, CollectiveTimeoutError)
-_EXIT_DESYNC = 70  # as for a process that ends itself in a call that cannot continue
 
 
 def launch_of(rank: int, world_size: int) -> launcher.Launch:
@@ -130,7 +126,7 @@ def _begin(
         if mistake is None:
             rank, size = current.launch.rank, current.launch.size
             current.detail = os.environ.get("MCR_DL_DEBUG", "").lower() == "detail"
-            watch.start(current.store, rank, size, state.living, detail=current.detail, awaited=_ends_all())
+            watch.start(current.store, rank, size, state.living, detail=current.detail, awaited=process_end.ends_all())
         _agree(current, tuning_table, mistake, automatic)
         watch.watch_processes(current.knowledge.nodes)
         current.staging = devices.agree(current)
@@ -346,64 +342,8 @@ def abandon() -> None:
 
 def _drained() -> bool:
     """Wait until started operations have ended; False if they take too long."""
-    whole = [each for each in state.living() if not communicators.is_broken(each)]
-    if len(whole) == len(state.living()):
+    unbroken = [each for each in state.living() if not communicators.is_broken(each)]
+    if len(unbroken) == len(state.living()):
         return _C.drain(state.backends_in_use(), factory.patience())
     # Operations of groups with a lost rank may never complete inside their library.
-    return _C.drain_groups([each._label for each in whole], factory.patience())
-
-
-# ---- the end of the process
-
-
-def _ends_all() -> bool:
-    """Whether the end of this process would end those of the other ranks, unless all have come to theirs."""
-    return any(library.ends_all() for library in registry.DESCRIBED)
-
-
-def _leave_job() -> int:
-    """End the runtime and the libraries with the process; returns the exit code, 0: the process's own."""
-    if watch.forked():
-        _C.leave()
-        return 0
-    error = exit_steps.uncaught()
-    if error is None:
-        state.run_endings()
-    desync = watch.compare_last() if error is None else ""
-    if desync:
-        with contextlib.suppress(OSError, ValueError):  # closed, or a pipe that no process reads
-            print(f"mcr_dl: DesyncError: {desync}", file=sys.stderr, flush=True)
-        _C.fail_at_exit(_EXIT_DESYNC)
-    trials.stop()
-    reason = "it has ended" if error is None else f"it has raised {type(error).__name__}: {error}"
-    watch.stop(reason, well=error is None, by_code=not desync)  # the code of a desync is that of all ranks
-    if state.has_begun():
-        saving.finish(together=False)
-    # Libraries end collectively. After an uncaught exception, or without a rank, the others may never get there: then
-    # this process exits at once, so that the launcher ends the others.
-    whole = all(library.ends_with(*state.last()) for library in registry.DESCRIBED)
-    # After destroy_process_group() no call of another rank waits for this one. Before, the launcher is to end it.
-    patient = not state.has_begun() and _ends_all()
-    together = watch.leave_together(error is None and not desync and whole, patient=patient)
-    for library in registry.DESCRIBED:
-        library.leave()
-    if together and state.has_begun():
-        exit_steps.bounded(core_groups.forget)
-    _C.leave()  # the system cleans up the rest
-    if together:
-        # The launcher's MPI may have ranks of other jobs, which end later. A thread in a library may never leave it.
-        stuck = any(not each["waits"] for each in _C.activities())
-        exit_steps.bounded(_C.shutdown, patient=patient and not stuck)
-    watch.close()
-    return _EXIT_DESYNC if desync else 0
-
-
-def _leave_job_and_close() -> int:
-    try:
-        return _leave_job()
-    finally:
-        for library in registry.DESCRIBED:
-            exit_steps.guarded(library.close)
-
-
-exit_steps.at_end(_leave_job_and_close)
+    return _C.drain_groups([each._label for each in unbroken], factory.patience())
