@@ -21,7 +21,7 @@ from mcr_dl.base.errors import (
 )
 from mcr_dl.runtime import state
 from mcr_dl.runtime.meetings import value_or_problem
-from mcr_dl.runtime.rounds import PATIENCE, Decide, Round, poll
+from mcr_dl.runtime.rounds import Decide, Round, absent_of, absent_text, poll
 from mcr_dl.runtime.watched_store import WatchedStore, require_all_ranks
 from mcr_dl.watch import ranks_text
 
@@ -125,19 +125,21 @@ class Attempt:
         if group.size() == 1:
             return decide([value])
         this_round = _round(self.name(what), group.rank(), group.size())
-        limit, check = group.timeout.total_seconds(), partial(self.check, this_round.answered)
+        seconds = group.timeout.total_seconds()
 
         def give_up(values: list[Any]) -> dict[str, str]:
-            absent = [rank for rank, each in zip(group.ranks, values, strict=True) if each is None]
-            text = f"{ranks_text(absent) if absent else 'some ranks'} did not come within {limit:g} s"
+            absent = absent_of(group.ranks, values)
+            text = absent_text(absent, seconds)
             where = watch.locate(text, absent[:_NAMED]) if locate else ""
             return {"late": f"{text}. Not arrived: {where}" if where else text}
 
-        def wait(closed: bool) -> bool:
-            return poll(this_round.answered, PATIENCE if closed else limit, check, size=group.size())
-
-        last = this_round.arrive(value)
-        answer = this_round.conclude(last, lambda values: value_or_problem(partial(decide, values)), give_up, wait)
+        answer = this_round.conclude(
+            this_round.arrive(value),
+            lambda values: value_or_problem(partial(decide, values)),
+            give_up,
+            limit=seconds,
+            check=partial(self.check, this_round.answered),
+        )
         if answer is None:
             raise CollectiveTimeoutError(
                 f"group {group.name()!r}: connecting timed out: no answer of the last rank to come"

@@ -27,7 +27,7 @@ from mcr_dl.base.errors import (
     PeerLostError,
 )
 from mcr_dl.runtime import state
-from mcr_dl.runtime.rounds import PATIENCE, Decide, Round, poll
+from mcr_dl.runtime.rounds import Decide, Round, absent_of, absent_text
 from mcr_dl.runtime.watched_store import require_all_ranks
 
 _LONGEST = 0.1  # seconds between two checks for the answer
@@ -189,7 +189,13 @@ class _Exchange:
         """Return the answer that all ranks get."""
         last = self._round.arrive(mine)
         answer: dict[str, Any] | None = self._round.conclude(
-            last, self._decided, self._late, self._wait, self._unreadable
+            last,
+            self._decided,
+            self._late,
+            self._unreadable,
+            limit=self.group.timeout.total_seconds(),
+            check=partial(require_all_ranks, self.group._label, self._name()),
+            longest=_LONGEST,
         )
         if answer is None:
             raise CollectiveTimeoutError(f"{self._name()} timed out: the last rank to come has not answered")
@@ -202,11 +208,6 @@ class _Exchange:
     def _name(self) -> str:
         return f"{self.what} (group {self.group.name()!r})"
 
-    def _wait(self, closed: bool) -> bool:
-        limit = PATIENCE if closed else self.group.timeout.total_seconds()
-        check = partial(require_all_ranks, self.group._label, self._name())
-        return poll(self._round.answered, limit, check, size=self.group.size(), longest=_LONGEST)
-
     def _decided(self, values: list[Any]) -> dict[str, Any]:
         if None in values:  # a rank was interrupted while it waited
             text = f"{self._name()}: expected all ranks to wait for the others, got another change on rank "
@@ -217,9 +218,7 @@ class _Exchange:
         return {"error": [InvalidArgumentError.__name__, f"{self._name()}: {error}"]}
 
     def _late(self, values: list[Any]) -> dict[str, Any]:
-        ranks = [rank for rank, value in enumerate(values) if value is None]
-        who = watch.ranks_text([self.group.ranks[rank] for rank in ranks]) if ranks else "some ranks"
-        seconds = self.group.timeout.total_seconds()
-        text = f"{self._name()} timed out: {who} did not come within the timeout of {seconds * 1000:.0f} ms"
+        absent = absent_of(self.group.ranks, values)
+        text = f"{self._name()} timed out: {absent_text(absent, self.group.timeout.total_seconds())}"
         made, _ = _C.newest_collective(self.group)
         return {"error": [CollectiveTimeoutError.__name__, watch.explain(text, self.group._label, made, True, True)]}

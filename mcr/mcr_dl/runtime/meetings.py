@@ -17,8 +17,7 @@ from mcr_dl.base import agreement
 from mcr_dl.base.errors import BackendError, CollectiveTimeoutError, InvalidArgumentError, McrError, PeerLostError
 from mcr_dl.libraries.pmi import own_connection
 from mcr_dl.runtime import state
-from mcr_dl.runtime.rounds import PATIENCE, Decide, Round, poll
-from mcr_dl.watch import ranks_text
+from mcr_dl.runtime.rounds import PATIENCE, Decide, Round, absent_of, absent_text, poll
 
 _log = logging.getLogger("mcr_dl")
 _NEXT = 1.0  # seconds for the others to come to the next meeting
@@ -117,12 +116,14 @@ class Meetings:
                 others = [rank for rank in range(self._size) if rank != self._rank]
                 return self._result({"problem": "this rank came too late", "absent": others})
 
-        def wait(closed: bool) -> bool:
-            if closed:
-                return poll(this_round.answered, _NOTICE if watch.lost() else PATIENCE, size=self._size)
-            return poll(this_round.answered, patience, watch.lost, size=self._size)
-
-        answer = this_round.conclude(last, partial(self._answer, decide), partial(_given_up, patience), wait)
+        answer = this_round.conclude(
+            last,
+            partial(self._answer, decide),
+            partial(_given_up, patience),
+            limit=patience,
+            check=watch.lost,
+            patience=lambda: _NOTICE if watch.lost() else PATIENCE,
+        )
         if answer is None:
             _require_all_ranks()
             raise CollectiveTimeoutError(f"{self._name}: the last rank to come to an agreement timed out")
@@ -191,8 +192,8 @@ class Meetings:
 
 def _given_up(patience: float, values: list[Any]) -> dict[str, Any]:
     """The answer of a meeting to which not all ranks came."""
-    absent = [rank for rank, value in enumerate(values) if value is None]
-    problem = "; ".join(watch.lost().values()) or f"{ranks_text(absent)} did not come within {patience:g} s"
+    absent = absent_of(range(len(values)), values)
+    problem = "; ".join(watch.lost().values()) or absent_text(absent, patience)
     return {"problem": problem, "absent": absent}
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch.distributed as torch_dist
 
 from mcr_dl.base import agreement
 from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.watch import ranks_text
 
 PATIENCE = 15.0  # seconds for another rank's answer; that rank may ask the missing ones where they are
 _SHORTEST, _LONGEST = 0.0001, 0.01  # seconds between two looks
@@ -49,6 +50,16 @@ def poll(
             return False
         time.sleep(pause(passed, size, longest))
     return True
+
+
+def absent_of(ranks: Iterable[int], values: list[Any]) -> list[int]:
+    """The ranks without a value. There may be none in a closed round, as a rank leaves its value before it arrives."""
+    return [rank for rank, value in zip(ranks, values, strict=True) if value is None]
+
+
+def absent_text(ranks: Sequence[int], seconds: float) -> str:
+    """``rank 1 did not come within 0.5 s``."""
+    return f"{ranks_text(ranks) if ranks else 'some ranks'} did not come within {seconds:g} s"
 
 
 def problem_of(error: InvalidArgumentError) -> dict[str, str]:
@@ -114,23 +125,32 @@ class Round:
         last: bool,
         decide: Decide,
         give_up: Decide,
-        wait: Callable[[bool], bool],
         unreadable: Callable[[InvalidArgumentError], Any] = problem_of,
+        *,
+        limit: float,
+        check: Callable[[], object],
+        longest: float = _LONGEST,
+        patience: Callable[[], float] = lambda: PATIENCE,
     ) -> Any:
         """The answer, for a rank that has arrived, as the ``last`` one or not; None if it does not come.
 
-        The last rank answers with ``decide``. Others call ``wait(False)``, which returns whether the answer has come in
-        time. If not, they close the round: one answers with ``give_up``, unless the last rank has arrived; those that
-        do not answer call ``wait(True)`` for the answer of the one that does.
+        The last rank answers with ``decide``. Others wait for the answer for ``limit`` seconds, and then close the
+        round: one answers with ``give_up``, unless the last rank has arrived; those that do not answer wait for the
+        answer of the one that does, for as many seconds as ``patience`` then says.
 
-        ``unreadable``: makes the answer if a rank's value cannot be read, as it is too long.
+        ``unreadable``: makes the answer if a rank's value cannot be read, as it is too long. ``check`` may raise, and
+        ends the first wait if its result is true; ``longest``: as of ``pause``.
         """
+
+        def wait(seconds: float, look: Callable[[], object]) -> bool:
+            return poll(self.answered, seconds, look, size=self._size, longest=longest)
+
         if last:
             self._answer_by(decide, unreadable)
-        elif not wait(False):
+        elif not wait(limit, check):
             if self.close():
                 self._answer_by(give_up, unreadable)
-            elif not wait(True):
+            elif not wait(patience(), lambda: check() and None):
                 return None
         return self.result()
 
