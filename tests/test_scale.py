@@ -290,6 +290,17 @@ def test_a_rank_that_goes_on_to_the_next_meeting(store: torch_dist.Store) -> Non
     assert mine.meet("call", 1, sum, 10.0) == 2
 
 
+def test_a_meeting_deletes_what_earlier_ones_have_left(store: torch_dist.Store) -> None:
+    """Also those that were given up, of which the last rank reads nothing."""
+    mine = meetings.Meetings(store, "name", 0, 2)
+    for turn in range(6):
+        if complete := turn in (1, 5):
+            rounds.Round(mine._store, str(turn), 1, 2).arrive({"what": "call", "value": 1})
+        assert mine.meet("call", 1, sum, 0.0) == (2 if complete else None)
+    keys = [f"name/{key}/{turn}" for turn in range(6) for key in ("come", "answer")]
+    assert [key for key in keys if store.check([key])] == ["name/come/5", "name/answer/5"]
+
+
 def test_a_value_that_is_too_long(store: torch_dist.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """All ranks of a meeting learn it, and not only the one that reads the values; they meet again."""
     monkeypatch.setattr(agreement, "_PIECE", 500)

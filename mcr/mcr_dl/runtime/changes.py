@@ -181,9 +181,9 @@ class _Exchange:
     def __post_init__(self) -> None:
         current = state.current()
         members = f"{self.group.name()}/{self.group.ranks[0]}"  # parts of one group may share a name
-        self._turn = current.count("change", self.group.name())
+        turn = current.count("change", self.group.name())
         store = torch_dist.PrefixStore(f"change/{members}", current.store)
-        self._round = Round(store, str(self._turn), self.group.rank(), self.group.size())
+        self._round = Round(store, str(turn), self.group.rank(), self.group.size())
 
     def answer(self, mine: dict[str, Any], *, leave: bool) -> dict[str, Any]:
         """Return the answer that all ranks get."""
@@ -199,8 +199,8 @@ class _Exchange:
         )
         if answer is None:
             raise CollectiveTimeoutError(f"{self._name()} timed out: the last rank to come has not answered")
-        if last and self._turn > 0:
-            self._round.forget(str(self._turn - 1))
+        if last:
+            self._round.forget_earlier()
         if leave:
             self._round.leave()
         return answer

@@ -127,8 +127,8 @@ class Meetings:
         if answer is None:
             _require_all_ranks()
             raise CollectiveTimeoutError(f"{self._name}: the last rank to come to an agreement timed out")
-        if last and turn > 0:
-            this_round.forget(str(turn - 1))
+        if last:
+            this_round.forget_earlier()
         self.undecided = False
         return self._result(answer)
 

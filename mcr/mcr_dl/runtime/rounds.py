@@ -162,8 +162,17 @@ class Round:
         else:
             self.answer(make(values))
 
-    def forget(self, key: str) -> None:
-        """Delete the counter and the answer of an earlier round, which all ranks have read."""
+    def forget_earlier(self) -> None:
+        """Delete what earlier rounds have left, also those that were given up: all ranks have come to this one.
+
+        The keys are numbers. The last rank of a complete round does so: it finds what came after another complete one.
+        """
+        for turn in range(int(self._key) - 1, -1, -1):
+            if not self._store.check([f"come/{turn}"]):
+                return
+            self._forget(str(turn))
+
+    def _forget(self, key: str) -> None:
         self._store.delete_key(f"come/{key}")
         agreement.remove(self._store, f"answer/{key}")
 
@@ -178,5 +187,5 @@ class Round:
         with suppress(*agreement.STORE_ERRORS):
             agreement.remove(self._store, f"{self._values}/{self._rank}")
             if self._store.add(f"read/{self._key}", 1) == self._size:
-                self.forget(self._key)
+                self._forget(self._key)
                 self._store.delete_key(f"read/{self._key}")
