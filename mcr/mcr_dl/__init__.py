@@ -45,6 +45,7 @@ from mcr_dl.base.errors import (
 )
 from mcr_dl.base.signature import attach as _attach
 from mcr_dl.groups import torch_groups
+from mcr_dl.groups.barriers import monitored_barrier
 from mcr_dl.groups.batches import P2POp, batch_isend_irecv
 from mcr_dl.groups.batches import coalescing_manager as _coalescing_manager
 from mcr_dl.groups.default_group import destroy_process_group, finalize, init_process_group, synchronize
@@ -54,7 +55,6 @@ from mcr_dl.groups.objects import (
     all_gather_object,
     broadcast_object_list,
     gather_object,
-    monitored_barrier,
     recv_object_list,
     scatter_object_list,
     send_object_list,

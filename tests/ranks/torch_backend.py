@@ -292,7 +292,7 @@ def barriers() -> None:
     work.wait()
     group.monitored_barrier(timedelta(seconds=20))
     if dist.get_rank() != 1:
-        expect(CollectiveTimeoutError, lambda: group.monitored_barrier(timedelta(seconds=1)), "ranks 1 ")
+        expect(CollectiveTimeoutError, lambda: group.monitored_barrier(timedelta(seconds=1)), "rank 1 ")
     dist.barrier()
 
 

@@ -26,7 +26,7 @@ from mcr_dl import _C
 from mcr_dl.base import launcher
 from mcr_dl.base.arguments import whole
 from mcr_dl.base.errors import InvalidArgumentError
-from mcr_dl.groups import batches, default_group, making, objects, queries, torch_groups
+from mcr_dl.groups import barriers, batches, default_group, making, objects, queries, torch_groups
 from mcr_dl.libraries.c10d import OURS
 from mcr_dl.runtime import handles, rendezvous, state
 from mcr_dl_autoload import _deepspeed
@@ -262,7 +262,7 @@ class McrBackend(TorchBackend):  # type: ignore[misc]
     def monitored_barrier(
         self, group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        objects.monitored_barrier(group, timeout, wait_all_ranks)
+        barriers.monitored_barrier(group, timeout, wait_all_ranks)
 
     # ---- point-to-point
 

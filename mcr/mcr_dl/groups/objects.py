@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives on picklable Python objects, and the monitored barrier, as in torch.distributed.
+"""Collectives on picklable Python objects, as in torch.distributed.
 
 Unpickling runs code that the sender chose: use them only among processes that trust each other.
 """
@@ -8,22 +8,16 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import torch
 
 from mcr_dl import _C
-from mcr_dl.base.agreement import absent
-from mcr_dl.base.errors import CollectiveTimeoutError, InvalidArgumentError
+from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.groups import queries
 from mcr_dl.runtime import handles, state
-from mcr_dl.runtime.rounds import poll
-from mcr_dl.runtime.watched_store import require_all_ranks
 
 _Group = handles.Group
-_LONGEST = 0.05  # seconds between two looks of the monitored barrier at the store
 
 
 def _device(group: _Group) -> torch.device:
@@ -214,72 +208,3 @@ def recv_object_list(
         raise InvalidArgumentError(message)
     object_list[:] = received
     return int(sender)
-
-
-def monitored_barrier(
-    group: _Group = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
-) -> None:
-    """A barrier that names missing ranks: the first one, or all of them with ``wait_all_ranks``.
-
-    It runs over the store, so it works on every backend, even while a collective hangs. Raises CollectiveTimeoutError
-    on all ranks that have arrived, or PeerLostError if the group has lost a rank.
-    Source: torch.distributed.monitored_barrier.
-    """
-    if handles.left_out(group, "monitored_barrier"):
-        return
-    current = state.current()
-    members = handles.core_group(group)
-    name = f"monitored_barrier/{members.ranks[0]}/{members.name()}"
-    # Before anything can fail on this rank alone: the next barrier has another number.
-    number = current.count("barrier", members.name())
-    limit = members.timeout if timeout is None else _C.timeout(timeout)
-    key = f"{name}/{number}"
-    mine = f"{key}/{members.rank()}"
-    current.store.set(mine, "here")
-    if members.rank() == 0:
-        missing = _missing(key, members, limit, wait_all_ranks)
-        if not missing:
-            _delete_earlier(name, members, number)
-        current.store.set(f"{key}/missing", ",".join(map(str, missing)))
-    elif not _appear(members, [f"{key}/0"], limit):
-        current.store.delete_key(mine)  # the first rank raises too if it comes later
-        missing = [members.ranks[0]]
-    elif _appear(members, [f"{key}/missing"], limit + timedelta(seconds=1)):
-        found = current.store.get(f"{key}/missing").decode()
-        missing = [int(rank) for rank in found.split(",") if rank]
-    else:
-        missing = [members.ranks[0]]
-    if missing:
-        listed = ",".join(map(str, missing))
-        message = (
-            f"monitored_barrier (group {members.name()!r}) timed out: ranks {listed} did not come within the "
-            f"timeout of {limit}"
-        )
-        raise CollectiveTimeoutError(message)
-
-
-def _delete_earlier(name: str, members: _C.Group, number: int) -> None:
-    """Delete the keys of all barriers before this one, to which all ranks have come: they have left those."""
-    current = state.current()
-    counts = current.counts.get(members.name(), {})  # none if another thread has ended the group
-    for earlier in range(counts.get("barriers deleted", 0), number):
-        for each in (*range(members.size()), "missing"):
-            current.store.delete_key(f"{name}/{earlier}/{each}")
-    counts["barriers deleted"] = number
-
-
-def _missing(key: str, members: _C.Group, limit: timedelta, wait_all_ranks: bool) -> list[int]:
-    """Global ranks that do not arrive in time. Group rank 0 looks for them."""
-    store = state.current().store
-    keys = [f"{key}/{rank}" for rank in range(members.size())]
-    if _appear(members, keys, limit):
-        return []
-    missing = [members.ranks[rank] for rank in absent(store, keys)]
-    return missing if wait_all_ranks else missing[:1]
-
-
-def _appear(members: _C.Group, keys: list[str], limit: timedelta) -> bool:
-    """Whether the keys appear at the store in time. Raises PeerLostError if the group has lost a rank."""
-    store = state.current().store
-    check = partial(require_all_ranks, members._label, f"monitored_barrier (group {members.name()!r})")
-    return poll(lambda: bool(store.check(keys)), limit.total_seconds(), check, longest=_LONGEST)

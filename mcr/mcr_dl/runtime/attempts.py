@@ -21,11 +21,10 @@ from mcr_dl.base.errors import (
 )
 from mcr_dl.runtime import state
 from mcr_dl.runtime.meetings import value_or_problem
-from mcr_dl.runtime.rounds import Decide, Round, absent_of, absent_text, poll
+from mcr_dl.runtime.rounds import NEXT, Decide, Round, absent_of, absent_text, poll
 from mcr_dl.runtime.watched_store import WatchedStore, require_all_ranks
 from mcr_dl.watch import ranks_text
 
-_NEXT = 1.0  # seconds for the others to come to the next group
 _NAMED = 8  # missing ranks whose places an error has, at most
 _FAILED = "failed"  # the key of a member's error
 _MAKE = "make"  # the first agreement of an attempt
@@ -175,7 +174,7 @@ def _next_number(count: Callable[[], int], making: Callable[[int], str]) -> int:
     while True:
         number = count()
         given_up = looked_at(number).answered()  # without this rank, there is no other answer
-        if not given_up or not poll(looked_at(number + 1).begun, _NEXT):
+        if not given_up or not poll(looked_at(number + 1).begun, NEXT):
             return number
 
 

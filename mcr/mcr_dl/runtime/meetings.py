@@ -17,10 +17,9 @@ from mcr_dl.base import agreement
 from mcr_dl.base.errors import BackendError, CollectiveTimeoutError, InvalidArgumentError, McrError, PeerLostError
 from mcr_dl.libraries.pmi import own_connection
 from mcr_dl.runtime import state
-from mcr_dl.runtime.rounds import PATIENCE, Decide, Round, absent_of, absent_text, poll
+from mcr_dl.runtime.rounds import NEXT, PATIENCE, Decide, absent_of, absent_text, join, poll
 
 _log = logging.getLogger("mcr_dl")
-_NEXT = 1.0  # seconds for the others to come to the next meeting
 _NAMED = 8  # missing ranks in an error, at most
 _NOTICE = 1.0  # seconds from the end of the store to the notice of a rank that has ended with it
 
@@ -71,14 +70,12 @@ class Meetings:
 
     part: Part | None = None  # of the store, for the function that all ranks were in last, see together()
 
-    def __init__(
-        self, store: torch_dist.Store, name: str, rank: int, size: int, *, next_in: float | None = None
-    ) -> None:
+    def __init__(self, store: torch_dist.Store, name: str, rank: int, size: int, *, next_in: float = NEXT) -> None:
         """``name``: of the object, equal on all ranks. ``next_in``: seconds for the others to come to the next one."""
-        self._name, self._next_in = name, _NEXT if next_in is None else next_in
+        self._name, self._next_in = name, next_in
         self._store: Any = own_connection(torch_dist.PrefixStore(name, store))
         self._rank, self._size = rank, size
-        self._turn = 0
+        self.last = -1  # the number of the last meeting that this rank came to, equal on all ranks that did
         self.undecided = False  # this rank has come to a meeting, and has no answer
         self.problem = ""  # why the last meeting without a result had none
         self.absent: list[int] = []  # ranks that did not come to it in time
@@ -94,28 +91,20 @@ class Meetings:
         with self._explained():
             return self._meet(what, value, decide, patience)
 
-    @property
-    def last(self) -> int:
-        """The number of the last meeting that this rank came to, equal on all ranks that did."""
-        return self._turn - 1
+    def _count(self) -> int:
+        self.last += 1
+        return self.last
 
     def _meet(self, what: str, value: Any, decide: Decide, patience: float) -> Any:
-        while True:
-            turn, self._turn = self._turn, self._turn + 1
-            mine = {"what": what, "value": value}
-            if self._size == 1:
-                return self._result(self._answer(decide, [mine]))
-            this_round = Round(self._store, str(turn), self._rank, self._size)
-            last = this_round.arrive(mine)
-            self.undecided = not this_round.late
-            if not this_round.late:
-                break
-            # The others' calls may wait for this rank: it waits for them only if they come now.
-            following = Round(self._store, str(self._turn), self._rank, self._size)
-            if not poll(following.begun, self._next_in, size=self._size):
-                others = [rank for rank in range(self._size) if rank != self._rank]
-                return self._result({"problem": "this rank came too late", "absent": others})
-
+        mine = {"what": what, "value": value}
+        if self._size == 1:
+            self._count()
+            return self._result(self._answer(decide, [mine]))
+        this_round, last = join(self._store, self._count, self._rank, self._size, mine, next_in=self._next_in)
+        self.undecided = not this_round.late
+        if this_round.late:  # the others' calls may wait for this rank
+            others = [rank for rank in range(self._size) if rank != self._rank]
+            return self._result({"problem": "this rank came too late", "absent": others})
         answer = this_round.conclude(
             last,
             partial(self._answer, decide),

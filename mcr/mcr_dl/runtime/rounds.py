@@ -14,6 +14,7 @@ from mcr_dl.base import agreement
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.watch import ranks_text
 
+NEXT = 1.0  # seconds for the others to come to the next round
 PATIENCE = 15.0  # seconds for another rank's answer; that rank may ask the missing ones where they are
 _SHORTEST, _LONGEST = 0.0001, 0.01  # seconds between two looks
 _CLOSED = 1 << 40  # added to the counter of arrived ranks: it is too late
@@ -189,3 +190,19 @@ class Round:
             if self._store.add(f"read/{self._key}", 1) == self._size:
                 self._forget(self._key)
                 self._store.delete_key(f"read/{self._key}")
+
+
+def join(
+    store: torch_dist.Store, count: Callable[[], int], rank: int, size: int, value: Any, *, next_in: float = NEXT
+) -> tuple[Round, bool]:
+    """Arrive at the next one of a series of rounds: that round, and whether this rank is the last one to come.
+
+    A rank that comes to a round which the others have given up goes on to the next one if they come to that within
+    ``next_in`` seconds; otherwise the round is ``late``. ``count`` gives the keys of this rank's rounds.
+    """
+    while True:
+        turn = count()
+        this_round = Round(store, str(turn), rank, size)
+        last = this_round.arrive(value)
+        if not this_round.late or not poll(Round(store, str(turn + 1), rank, size).begun, next_in, size=size):
+            return this_round, last

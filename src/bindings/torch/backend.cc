@@ -367,7 +367,7 @@ void TorchBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_
   const StaysWhilePythonEnds stays;
   const Locked locked;
   const auto limit = opts.timeout.count() > 0 ? opts.timeout : group_->spec().timeout;
-  py::module_::import("mcr_dl.groups.objects").attr("monitored_barrier")(py::cast(group_), limit, wait_all_ranks);
+  py::module_::import("mcr_dl.groups.barriers").attr("monitored_barrier")(py::cast(group_), limit, wait_all_ranks);
 }
 
 void TorchBackend::registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
