@@ -190,6 +190,20 @@ def test_survivors_meet(store: torch_dist.Store) -> None:
     assert other.requests <= 4
 
 
+def test_survivors_that_one_rank_takes_for_lost(store: torch_dist.Store) -> None:
+    """Rank 1 has concluded without rank 0, and reads the values of all after rank 2 has gone on with an outcome."""
+    steps = [_steps(store, rank) for rank in range(3)]
+    store.set("left/1", agreement.encode(["", None, "shrink", False]))
+    store.set("left/2", agreement.encode(["", None, "shrink", False]))
+    assert steps[0].meet("left", [0, 1, 2]).ranks == [0, 1, 2]
+    assert steps[2].meet("left", [0, 1, 2]).ranks == [0, 1, 2]
+    assert store.check([f"left/{rank}" for rank in range(3)])
+    for rank in (1, 2):
+        store.set(f"made/{rank}", agreement.encode(["", None, "shrink", False]))
+    steps[0].meet("made", [0, 1, 2])
+    assert [store.check([f"left/{rank}"]) for rank in range(3)] == [False, True, True]
+
+
 # ---- lives, clocks, rounds
 
 

@@ -49,9 +49,10 @@ def further(group: object) -> None:
     dist.barrier(group=group)
     current = state.current()
     name = handles.core_group(group).name()
-    attempt, number = current.of(name).last_idle_grow.rsplit("-", 1)  # each one deletes the outcome of the last
-    left = [current.store.check([f"survivors/{attempt}-{int(number) - back}/left/outcome"]) for back in range(3)]
-    assert left == [True, False, False], left
+    attempt, number = current.of(name).last_idle_grow.rsplit("-", 1)  # each one deletes what the last has left
+    for key in ("outcome", dist.get_rank()):
+        left = [current.store.check([f"survivors/{attempt}-{int(number) - back}/left/{key}"]) for back in range(3)]
+        assert left == [True, False, False], left
     assert math.prod(dist.topology().shape) == world
     for make in (dist.grow, dist.shrink):  # all ranks of the default group are there again, but not all processes
         check(make(None, LIMIT), world)

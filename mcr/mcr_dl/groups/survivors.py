@@ -66,6 +66,7 @@ class _Steps:
     def __init__(self, what: str, store: torch_dist.Store, rank: int, limit: timedelta) -> None:
         self._what, self._store, self._rank = what, store, rank
         self._limit, self._deadline = limit.total_seconds(), 0.0
+        self._before = ""  # the key of this rank at the step before
 
     def meet(
         self,
@@ -91,7 +92,10 @@ class _Steps:
             conclude = partial(self._conclude, step, members, look)  # sets an outcome in any case, in time
             poll(lambda: self._store.check([outcome_key]), math.inf, conclude, size=len(members))
             outcome = agreement.decode(self._store.get(outcome_key), step)
-            self._store.delete_key(mine)  # calls of grow() may be many
+            # Of this step, a rank that falsely takes another for lost may still read the keys, even after the outcome.
+            if self._before and not isinstance(outcome, str):  # all have come
+                self._store.delete_key(self._before)
+            self._before = mine
         except agreement.STORE_ERRORS as error:
             _raise(self._what, error)
         if isinstance(outcome, str):
@@ -206,19 +210,23 @@ class Forming:
         if outcome.invited:
             return self._take(outcome.invited, name, steps, ordered=before == sorted(before))
         if self.members == before and not outcome.broken:
-            self._forget_outcome_before(name)
+            self._forget_call_before(name)
             return None
         return (self._made(name, steps) if self._try(outcome, name, steps) else None) or self.shrink()
 
-    def _forget_outcome_before(self, name: str) -> None:
-        """Delete the outcome of the call before, if it changed nothing either: as all members are here, each has read
-        it."""
+    def _forget_call_before(self, name: str) -> None:
+        """Delete what the call before has left, if it changed nothing either: all members are here, and have read it.
+        Calls of grow() may be many.
+        """
         current = state.current()
         ours = current.of(self.name)
         before, ours.last_idle_grow = ours.last_idle_grow, name
-        if before and self.members[0] == self._rank:
+        if before:
             with contextlib.suppress(*agreement.STORE_ERRORS):
-                torch_dist.PrefixStore(f"survivors/{before}", current.store).delete_key("left/outcome")
+                store = torch_dist.PrefixStore(f"survivors/{before}", current.store)
+                store.delete_key(f"left/{self._rank}")
+                if self.members[0] == self._rank:
+                    store.delete_key("left/outcome")
 
     def _usable(self) -> list[str]:
         return [] if self.asked is not None else reconnecting.usable(self.backends)
