@@ -27,7 +27,7 @@ def usable(backends: Iterable[str]) -> list[str]:
     current = state.current()
     if len(set(current.knowledge.nodes)) > 1:
         return []
-    names = [each for backend in backends for each in registry.together(backend)]
+    names = [each for backend in backends for each in registry.collective_starters(backend)]
     return [each for each in dict.fromkeys(names) if each in current.backends and not communicators.is_stuck(each)]
 
 

@@ -65,7 +65,7 @@ class Answer:
 
 def that_take_others(names: Iterable[str]) -> list[str]:
     """The backends that a process can use which was not there when the job began."""
-    return [name for name in names if not registry.of_all_ranks(name)]
+    return [name for name in names if not registry.collective_starters(name)]
 
 
 def _desk(store: torch_dist.Store) -> torch_dist.Store:

@@ -386,9 +386,9 @@ class Forming:
         names = lines.that_fit(self.backends, self.members)
         if not self.changed:
             return names
-        libraries = dict.fromkeys(each for name in names for each in registry.together(name))
+        libraries = dict.fromkeys(each for name in names for each in registry.collective_starters(name))
         problems = {each: self._tried.get(each, _NOT_TRIED) for each in libraries}
-        kept = [name for name in names if not any(problems[each] for each in registry.together(name))]
+        kept = [name for name in names if not any(problems[each] for each in registry.collective_starters(name))]
         left_out = [name for name in names if name not in kept]
         reasons = "".join(f"; {each}: {text}" for each, text in problems.items() if text)
         if not kept:

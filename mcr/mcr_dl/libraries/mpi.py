@@ -115,7 +115,7 @@ class Mpi(Library):
     """An MPI library. The process ends it; where no launcher serves it, MPI_Init needs a responder on torch's store."""
 
     networks = True
-    together = True
+    starts_collectively = True
     fusion = FusionLimits(1 << 18, 200, 1 << 15)  # measured by bench/fusion.py (docs/results/fusion.md)
 
     _responder: PmiResponder | PmixResponder | None = None

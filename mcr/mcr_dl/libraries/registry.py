@@ -166,14 +166,9 @@ def parts_of(name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(each for part in _C.Candidate(name).parts for each in (*parts_of(part), part)))
 
 
-def together(name: str) -> list[str]:
+def collective_starters(name: str) -> list[str]:
     """The libraries of the backend, or of its parts, that all ranks of a job start and end together."""
-    return [each for each in parts_of(name) or (name,) if describe(each).together]
-
-
-def of_all_ranks(name: str) -> bool:
-    """Whether the backend, or a part of it, is a library that all ranks of a job start and end together."""
-    return bool(together(name))
+    return [each for each in parts_of(name) or (name,) if describe(each).starts_collectively]
 
 
 def is_of_one_host(name: str) -> bool:
@@ -197,7 +192,7 @@ def with_needed(names: Iterable[str]) -> list[str]:
     "hier(mpi,gloo)"."""
 
     def needed(name: str) -> list[str]:
-        parts = (*_needed(name), *(together(name) if is_hierarchical(name) else ()))
+        parts = (*_needed(name), *(collective_starters(name) if is_hierarchical(name) else ()))
         return [each for part in parts for each in (*needed(part), part)]
 
     backends = [_C.Candidate(name).backend for name in names]
@@ -333,7 +328,7 @@ def parse_for_job(backend: str | Iterable[str] | None, given: list[str] | None =
     """
     source, names = _parse_for_group(backend, given)
     for place, name in enumerate(names):
-        for missing in sorted(set(together(name)) - set(names[: place + 1])):
+        for missing in sorted(set(collective_starters(name)) - set(names[: place + 1])):
             message = f"{source}: {name!r} has a part that starts on all ranks of the job: expected {missing!r} before"
             raise InvalidArgumentError(f"{message} it, got {', '.join(names)}")
     return names

@@ -41,7 +41,7 @@ def is_stuck(name: str) -> bool:
 
 def holds_stuck(group: _C.Group) -> bool:
     """Whether a thread of this process is still inside a library of the group (``is_stuck``)."""
-    return any(is_stuck(each) for name in group.backends for each in registry.together(name))
+    return any(is_stuck(each) for name in group.backends for each in registry.collective_starters(name))
 
 
 def is_broken(group: _C.Group) -> bool:
@@ -77,7 +77,7 @@ def end(group: _C.Group, *, keep: bool = False) -> None:
 
     ``keep``: it may wait, whatever is known of the ranks.
     """
-    kept = keep or (is_broken(group) and any(map(registry.of_all_ranks, group.backends))) or holds_stuck(group)
+    kept = keep or (is_broken(group) and any(map(registry.collective_starters, group.backends))) or holds_stuck(group)
     if kept:
         _C.keep_forever(group)  # closing may wait for the lost rank, or for a thread that does
     else:
@@ -169,13 +169,13 @@ def _connect_library(attempt: Attempt, name: str, mpi_comm: int | None, patience
     current, group = state.current(), attempt.group
     library = registry.describe(name)
     adopted = mpi_comm if library.communicators else None
-    if library.together and adopted is None and name not in current.backends:
+    if library.starts_collectively and adopted is None and name not in current.backends:
         message = f"backend: {name!r} starts on all ranks together, so it must be named at init_process_group()"
         raise NotInitializedError(message)
     later = library.reads_later(group.size())
     # A library that admits one thread at a time would keep other calls out while it waits for a member, and one that
     # reads the store later, from any thread, is to find all there.
-    meets = library.together or library.meets or later
+    meets = library.starts_collectively or library.meets or later
     try:
         path = registry.load(name)
         argument: object = adopted
@@ -187,7 +187,7 @@ def _connect_library(attempt: Attempt, name: str, mpi_comm: int | None, patience
                 current.of(group.name()).stores.append(store)
         connecting = partial(group._connect, name, path, argument, attempt.store(f"connect/{name}"))
         try:
-            if library.together and patience is not None:
+            if library.starts_collectively and patience is not None:
                 _connect_patiently(group, name, connecting, patience)
             else:
                 with _kept(argument):

@@ -68,7 +68,7 @@ class Meetings:
     A rank that comes to a meeting which the others have given up goes on to the next one, if they come to that in time.
     """
 
-    part: Part | None = None  # of the store, for the function that all ranks were in last, see together()
+    part: Part | None = None  # of the store, for the function that all ranks were in last, see meet_all()
 
     def __init__(self, store: torch_dist.Store, name: str, rank: int, size: int, *, next_in: float = NEXT) -> None:
         """``name``: of the object, equal on all ranks. ``next_in``: seconds for the others to come to the next one."""
@@ -193,7 +193,7 @@ def _require_all_ranks() -> None:
         raise PeerLostError("; ".join(lost.values()))
 
 
-def together(function: str, patience: timedelta) -> torch_dist.Store:
+def meet_all(function: str, patience: timedelta) -> torch_dist.Store:
     """Return when all ranks of the job are in this function: a part of the store that is empty, and only for this time.
 
     The values that the ranks set there stay until all have come to the next one.
@@ -204,7 +204,7 @@ def together(function: str, patience: timedelta) -> torch_dist.Store:
     current = state.current()
     rank, size, seconds = current.launch.rank, current.launch.size, patience.total_seconds()
     if current.meetings is None:
-        current.meetings = Meetings(current.store, "together", rank, size, next_in=seconds)
+        current.meetings = Meetings(current.store, "all", rank, size, next_in=seconds)
     meetings: Meetings = current.meetings
     if meetings.meet(function, None, len, seconds) is None:
         text = f"{function}: {meetings.problem}"
@@ -215,5 +215,5 @@ def together(function: str, patience: timedelta) -> torch_dist.Store:
         raise CollectiveTimeoutError(f"{text}. Not arrived: {where}" if where else text)
     if meetings.part is not None:
         meetings.part.clear()
-    meetings.part = Part(f"together/{meetings.last}", current.store)
+    meetings.part = Part(f"all/{meetings.last}", current.store)
     return meetings.part

@@ -41,10 +41,10 @@ Times = list[list[list[int]]]
 """The times of one rank in ns, by size, operation (reduce_scatter, all_to_all, all_gather) and round."""
 
 
-def measure(line: _C.Group, candidate: str, together: Callable[[], object]) -> Times:
+def measure(line: _C.Group, candidate: str, barrier: Callable[[], object]) -> Times:
     """The times of this rank's calls on its line.
 
-    A collective over all lines of the dimension: ``together``, a barrier over all of them, precedes each call, so that
+    A collective over all lines of the dimension: ``barrier``, over all of them, precedes each call, so that
     lines that share a network share it here too.
     """
     size, found = line.size(), []
@@ -56,12 +56,12 @@ def measure(line: _C.Group, candidate: str, together: Callable[[], object]) -> T
             partial(_C.all_to_all_single, other, whole, group=line, backend=candidate),
             partial(_C.all_gather_into_tensor, whole, part, group=line, backend=candidate),
         ]
-        found.append([[_time(call, together) for _ in range(_ROUNDS)] for call in calls])
+        found.append([[_time(call, barrier) for _ in range(_ROUNDS)] for call in calls])
     return found
 
 
-def _time(call: Callable[[], object], together: Callable[[], object]) -> int:
-    together()
+def _time(call: Callable[[], object], barrier: Callable[[], object]) -> int:
+    barrier()
     begin = perf_counter_ns()
     call()
     return perf_counter_ns() - begin

@@ -88,7 +88,7 @@ class State:
     job: str = ""  # an identity of this life of the job, equal on its ranks
     detail: bool = False  # all calls are compared over the ranks
     started_in: torch_dist.Store | None = None  # torch's, for the group that it made as it started this life
-    meetings: Any = None  # of the functions that all ranks call together (``meetings.together``)
+    meetings: Any = None  # of the functions that all ranks call together (``meetings.meet_all``)
     drain_failed_at: float = float("-inf")  # when operations last took too long to end before their group
     planners: weakref.WeakSet[Planner] = field(default_factory=weakref.WeakSet)
 

@@ -58,7 +58,7 @@ def _newest(rows: Iterable[list[Any]]) -> list[list[Any]]:
 def exchange(records: Iterable[Record]) -> Match:
     """Match this rank's records with those of all other ranks: every rank of the job calls this."""
     current = state.current()
-    store = meetings.together("log_summary", current.default_timeout)
+    store = meetings.meet_all("log_summary", current.default_timeout)
     rank, size = current.launch.rank, current.launch.size
     rows = agreement.agree(store, rank, size, "records", mine(records), match, function="log_summary")
     return {(group, instance, seq): (least, first) for group, instance, seq, least, first in rows}

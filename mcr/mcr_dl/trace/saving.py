@@ -42,7 +42,7 @@ def _clock_of(current: state.State, patience: timedelta | None) -> _clock.Clock:
     error: int | None = None
     method = _clock.WALL
     if patience is not None:
-        store = meetings.together("trace.save", patience)
+        store = meetings.meet_all("trace.save", patience)
         offset, error, method = _clock.measure(store, launch.rank, launch.size, patience)
     steady, wall = _clock.readings()
     return _clock.Clock(offset, error, method, steady, wall)
