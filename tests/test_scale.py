@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch.distributed as torch_dist
 
-from mcr_dl.base import agreement, blocks, launcher
+from mcr_dl.base import agreement, blocks, launcher, stores
 from mcr_dl.base.errors import CollectiveTimeoutError, PeerLostError
 from mcr_dl.groups import survivors
 from mcr_dl.libraries import c10d, pmi
@@ -116,7 +116,7 @@ def test_keys_that_are_not_there(store: torch_dist.Store, missing: list[int]) ->
     for place in set(range(SIZE)) - set(missing):
         store.set(str(place), "")
     counting = Counting(store)
-    found = list(agreement.absent(counting, [str(place) for place in range(SIZE)], 5))  # type: ignore[arg-type]
+    found = list(stores.absent(counting, [str(place) for place in range(SIZE)], 5))  # type: ignore[arg-type]
     assert found == [place + 5 for place in missing]
     assert counting.requests <= min(1 + 20 * len(missing), 2 * SIZE)
 
@@ -150,14 +150,14 @@ def test_the_backends_of_a_start() -> None:
     ]
     answer = startup._decide(values)
     assert answer["local"] == {"shm": [[0, MANY // 8, 8]]}
-    assert len(agreement.encode(answer)) < 200
+    assert len(stores.encode(answer)) < 200
 
 
 def test_the_facts_of_a_start() -> None:
     """The same, and every rank has its node from the answer."""
     each = {"libraries": {"gloo": "1"}, "debug": "off", "cores": "ff", "table": None, "rules": ""}
     answer = choice.decider("none", ["gloo"])([{**each, "node": host} for host in HOSTS])
-    assert len(agreement.encode(answer)) < 200
+    assert len(stores.encode(answer)) < 200
     known = choice.knowledge_of(answer, ["gloo"])
     assert known.nodes == [rank // 8 for rank in range(MANY)]
     assert known.crowded == [False] * MANY
@@ -178,7 +178,7 @@ def test_survivors_meet(store: torch_dist.Store) -> None:
     members = [rank for rank in range(SIZE) if rank != 3]
     for rank in members[1:]:
         problem = "no disk" if rank == 7 else ""
-        store.set(f"left/{rank}", agreement.encode([problem, ["mpi"], "shrink", False]))
+        store.set(f"left/{rank}", stores.encode([problem, ["mpi"], "shrink", False]))
     first, other = Counting(store), Counting(store)
     outcome = _steps(first, 0).meet("left", members, wish=["mpi"])
     assert outcome.ranks == members
@@ -193,13 +193,13 @@ def test_survivors_meet(store: torch_dist.Store) -> None:
 def test_survivors_that_one_rank_takes_for_lost(store: torch_dist.Store) -> None:
     """Rank 1 has concluded without rank 0, and reads the values of all after rank 2 has gone on with an outcome."""
     steps = [_steps(store, rank) for rank in range(3)]
-    store.set("left/1", agreement.encode(["", None, "shrink", False]))
-    store.set("left/2", agreement.encode(["", None, "shrink", False]))
+    store.set("left/1", stores.encode(["", None, "shrink", False]))
+    store.set("left/2", stores.encode(["", None, "shrink", False]))
     assert steps[0].meet("left", [0, 1, 2]).ranks == [0, 1, 2]
     assert steps[2].meet("left", [0, 1, 2]).ranks == [0, 1, 2]
     assert store.check([f"left/{rank}" for rank in range(3)])
     for rank in (1, 2):
-        store.set(f"made/{rank}", agreement.encode(["", None, "shrink", False]))
+        store.set(f"made/{rank}", stores.encode(["", None, "shrink", False]))
     steps[0].meet("made", [0, 1, 2])
     assert [store.check([f"left/{rank}"]) for rank in range(3)] == [False, True, True]
 
@@ -232,11 +232,11 @@ def test_rank_0_begins_a_life(store: torch_dist.Store) -> None:
 def test_ranks_of_one_host_share_a_comparison_of_clocks() -> None:
     """Its first rank compares, and the others take its offset."""
     store, found = torch_dist.HashStore(), dict[int, tuple[int, int, str]]()
-    stores = [Counting(store) for _ in range(6)]
+    counting = [Counting(store) for _ in range(6)]
 
     def rank(number: int) -> None:
         domain = f"host {number // 2}".__str__
-        found[number] = _clock.measure(stores[number], number, 6, timedelta(seconds=20), domain=domain)  # type: ignore[arg-type]
+        found[number] = _clock.measure(counting[number], number, 6, timedelta(seconds=20), domain=domain)  # type: ignore[arg-type]
 
     threads = [threading.Thread(target=rank, args=(each,)) for each in range(6)]
     for thread in threads:
@@ -248,7 +248,7 @@ def test_ranks_of_one_host_share_a_comparison_of_clocks() -> None:
         assert found[first] == found[other]
         assert found[first][2] == _clock.PING
         assert abs(found[first][0]) <= found[first][1]
-    assert [stores[each].requests for each in (1, 3, 5)] == [4, 5, 5]  # two of them set the timeout
+    assert [counting[each].requests for each in (1, 3, 5)] == [4, 5, 5]  # two of them set the timeout
 
 
 def test_many_ranks_look_less_often() -> None:
@@ -317,8 +317,8 @@ def test_a_meeting_deletes_what_earlier_ones_have_left(store: torch_dist.Store) 
 
 def test_a_value_that_is_too_long(store: torch_dist.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """All ranks of a meeting learn it, and not only the one that reads the values; they meet again."""
-    monkeypatch.setattr(agreement, "_PIECE", 500)
-    monkeypatch.setattr(agreement, "_LARGEST", 1000)
+    monkeypatch.setattr(stores, "_PIECE", 500)
+    monkeypatch.setattr(stores, "_LARGEST", 1000)
     ranks = [meetings.Meetings(store, "name", rank, 2) for rank in range(2)]
 
     def meet(rank: int) -> list[Any]:

@@ -17,7 +17,7 @@ import torch.distributed as torch_dist
 
 import mcr_dl
 from mcr_dl import BackendUnavailableError, InvalidArgumentError
-from mcr_dl.base import agreement, documents
+from mcr_dl.base import agreement, documents, stores
 from mcr_dl.libraries import mpi, nccl, registry
 from mcr_dl.libraries.pmi import PmiResponder
 from mcr_dl.runtime import rounds
@@ -126,8 +126,8 @@ def test_agreement(value: str | bytes) -> None:
 @pytest.mark.parametrize("piece", [100, 4096])
 def test_large_values(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
     """Whether they would be sent as a whole or in pieces."""
-    monkeypatch.setattr(agreement, "_LARGEST", 1000)
-    monkeypatch.setattr(agreement, "_PIECE", piece)
+    monkeypatch.setattr(stores, "_LARGEST", 1000)
+    monkeypatch.setattr(stores, "_PIECE", piece)
     with pytest.raises(InvalidArgumentError, match="expected at most 1000 bytes, got 1002"):
         agreement.agree(torch_dist.HashStore(), 0, 1, "key", "x" * 1000, lambda values: values)
     with pytest.raises(InvalidArgumentError, match="the answer of rank 0 for 'key': expected at most 1000 bytes"):
@@ -149,18 +149,20 @@ def test_large_values_at_torchs_store() -> None:
     """torch's store closes the connection of a rank that sends more than 8 MiB at once."""
     patience = timedelta(seconds=60)
     first = torch_dist.TCPStore("127.0.0.1", 0, 2, True, patience, wait_for_workers=False)
-    stores = [first, torch_dist.TCPStore("127.0.0.1", first.port, 2, False, patience)]
+    connections = [first, torch_dist.TCPStore("127.0.0.1", first.port, 2, False, patience)]
     values = ["é" * (5 << 20), "y" * (21 << 20)]  # 10 MiB and 21 MiB
     with ThreadPoolExecutor() as threads:
-        agreed = threads.map(lambda rank: agreement.agree(stores[rank], rank, 2, "key", values[rank], list), (0, 1))
+        agreed = threads.map(
+            lambda rank: agreement.agree(connections[rank], rank, 2, "key", values[rank], list), (0, 1)
+        )
         assert list(agreed) == [values, values]
-        parts = [rounds.Round(stores[rank], "5", rank, 2) for rank in (0, 1)]
+        parts = [rounds.Round(connections[rank], "5", rank, 2) for rank in (0, 1)]
         assert list(threads.map(lambda rank: parts[rank].arrive(values[rank]), (0, 1))).count(True) == 1
         assert parts[1].values() == values
         parts[1].answer(values[1])
         assert parts[0].result() == values[1]
-    stores[1].set("later", "1")
-    assert stores[0].get("later") == b"1"
+    connections[1].set("later", "1")
+    assert connections[0].get("later") == b"1"
 
 
 @pytest.mark.parametrize("value", [b"two words", b"a\nline", b"\xff", b"x" * 2000, "é".encode()])

@@ -15,7 +15,7 @@ import pytest
 import torch.distributed as torch_dist
 
 from harness import Pools
-from mcr_dl.base import agreement
+from mcr_dl.base import stores
 from mcr_dl.records import statistics
 from mcr_dl.trace import _clock, _files, _stragglers, cli
 from mcr_dl.trace._chrome import chrome
@@ -87,7 +87,7 @@ def test_stragglers_of_a_large_ring() -> None:
         assert [row[2] for row in _stragglers.mine(records)] == [2, 3]
     (row, *_) = _stragglers.mine(records)
     largest = [[row[0], 1000, 1 << 40, row[3], 100_000]]
-    assert len(agreement.encode(largest)) * _stragglers.MOST < agreement._LARGEST
+    assert len(stores.encode(largest)) * _stragglers.MOST < stores._LARGEST
 
 
 def test_stragglers_of_many_groups() -> None:

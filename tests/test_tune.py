@@ -20,7 +20,7 @@ import torch.distributed as torch_dist
 
 from harness import launchers
 from mcr_dl import _C
-from mcr_dl.base import agreement
+from mcr_dl.base import stores
 from mcr_dl.base.errors import BackendUnavailableError, InvalidArgumentError
 from mcr_dl.measure import memory
 from mcr_dl.runtime import state
@@ -210,7 +210,7 @@ def test_steps_above_the_limit(tmp_path: Path, entry: Callable[..., int], operat
 
 def test_the_progress_under_a_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other ranks get a long one from the store in pieces: torch's store refuses more than 8 MiB at once."""
-    monkeypatch.setattr(agreement, "_PIECE", 100)
+    monkeypatch.setattr(stores, "_PIECE", 100)
     store, journal = torch_dist.HashStore(), Journal(tmp_path / "journal")
     journal.begin(PLAN)
     where = {"operation": "all_reduce", "dtype": "float32"}

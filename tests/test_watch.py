@@ -20,7 +20,7 @@ import pytest
 import torch.distributed as torch_dist
 
 from mcr_dl import _C, InvalidArgumentError
-from mcr_dl.libraries.pmi import host_identity
+from mcr_dl.base import launcher
 from mcr_dl.trace.cli import main as mcr_trace
 from mcr_dl.watch import _alarm, _losses, _report, dump
 from mcr_dl.watch._alarm import Alarm, Exchange
@@ -145,7 +145,7 @@ def test_call_text() -> None:
 def test_absent_processes() -> None:
     """A process of this host can be inspected; one of another host cannot."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    known = {"rank": 1, "pid": child.pid, "host": "h", "system": host_identity()}
+    known = {"rank": 1, "pid": child.pid, "host": "h", "system": launcher.host_identity()}
     try:
         assert "lives" in absent(known)
         child.send_signal(19)

@@ -27,7 +27,7 @@ LAYERS = (
     "_C",  # the compiled core
     "_build",
     "_installed",
-    "base",  # errors, documents, the op table's operations, the launcher's environment, agreement over a store
+    "base",  # errors, documents, the op table's operations, the launcher's environment, stores, agreement over them
     "codecs",
     "tables",  # tuning tables, and what `auto` knows of them
     "libraries",  # one descriptor per library, and the list of backends

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts that all others use: errors, documents, the table of operations, the launcher's environment, agreement."""
+"""The parts that all others use: errors, documents, the table of operations, the launcher's environment, the store."""

@@ -268,6 +268,19 @@ def machine() -> str:
         return name
 
 
+def host_identity() -> str:
+    """Identify the host for shared memory: host name, running kernel and /dev/shm must all be equal."""
+    return machine_with("/dev/shm")
+
+
+def machine_with(path: str) -> str:
+    """Identify the machine and a file that its containers may each have for themselves, unless it is not there."""
+    with contextlib.suppress(OSError):
+        file = Path(path).stat()
+        return f"{machine()}/{file.st_dev}.{file.st_ino}"
+    return machine()
+
+
 def own_address(size: int) -> str:
     """Where the ranks of a job of ``size`` reach this host: by its name, if that can be resolved."""
     host = socket.gethostname()

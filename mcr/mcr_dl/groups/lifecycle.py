@@ -15,7 +15,7 @@ import torch
 import torch.distributed as torch_dist
 
 from mcr_dl import _C, watch
-from mcr_dl.base import agreement, launcher, variables
+from mcr_dl.base import agreement, launcher, stores, variables
 from mcr_dl.base.arguments import whole
 from mcr_dl.base.errors import (
     BackendError,
@@ -150,7 +150,7 @@ def _asked(
     try:
         backends, specifications = _named(backend, pg_options), specified(passes)
         choice.check_argument(tuning_table)
-        agreement.encode(chain.terms_of(specifications))
+        stores.encode(chain.terms_of(specifications))
     except Exception as error:  # any, such as one of an iterator or a pass of the program
         return [], [], error
     return backends, specifications, None

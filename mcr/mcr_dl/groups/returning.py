@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch.distributed as torch_dist
 
 from mcr_dl import watch
-from mcr_dl.base import agreement, launcher
+from mcr_dl.base import launcher, stores
 from mcr_dl.base.errors import CollectiveTimeoutError
 from mcr_dl.libraries import registry
 from mcr_dl.passes import chain
@@ -83,7 +83,7 @@ def applicants(current: state.State, name: str) -> list[Applicant]:
     desk, found = _desk(current.store), list[Applicant]()
     for rank, text in sorted(watch.lost().items()):
         key = f"waiting/{rank}"
-        word, member = agreement.decode(desk.get(key), key) if desk.check([key]) else ("", {})
+        word, member = stores.decode(desk.get(key), key) if desk.check([key]) else ("", {})
         if not word or desk.compare_set(f"taken/{word}", "", name) != name.encode():
             continue
         applicant = Applicant(rank, word, member, _node(current, rank, member, found), text)
@@ -138,7 +138,7 @@ def answer(current: state.State, applicant: Applicant, name: str, forming: dict[
         sorted([rank, text] for rank, text in former.lost.items()),
     )
     desk = _desk(current.store)
-    desk.compare_set(f"answer/{applicant.word}", "", agreement.encode(made.__dict__))
+    desk.compare_set(f"answer/{applicant.word}", "", stores.encode(made.__dict__))
 
 
 # ---- the process
@@ -155,7 +155,7 @@ def apply(store: torch_dist.Store, rank: int, limit: timedelta) -> Answer:
     def put_down() -> None:
         nonlocal found
         words.append(uuid.uuid4().hex)
-        desk.set(waiting, agreement.encode([words[-1], watch.identity(rank)]))
+        desk.set(waiting, stores.encode([words[-1], watch.identity(rank)]))
         found = 0.0
 
     def comes() -> bool:
@@ -178,11 +178,11 @@ def apply(store: torch_dist.Store, rank: int, limit: timedelta) -> Answer:
             )
             raise CollectiveTimeoutError(message)
     except BaseException:
-        with contextlib.suppress(*agreement.STORE_ERRORS):
+        with contextlib.suppress(*stores.STORE_ERRORS):
             desk.set(f"taken/{words[-1]}", _DISMISSED)  # a later process may wait under the same rank's key
         raise
     answered = next(key for key in (f"answer/{word}" for word in words) if desk.check([key]))
-    return Answer(**agreement.decode(desk.get(answered), answered))
+    return Answer(**stores.decode(desk.get(answered), answered))
 
 
 def begin(
@@ -205,7 +205,7 @@ def problem(answer: Answer, names: Iterable[str]) -> str:
     """Why this process cannot take part in a group with these backends; empty if it can."""
     current = state.current()
     found = [registry.condition(name, current.launch.size, named=True).problem for name in names]
-    own = agreement.decode(agreement.encode(chain.terms_of(current.passes)).encode(), "passes")
+    own = stores.decode(stores.encode(chain.terms_of(current.passes)).encode(), "passes")
     if own != answer.passes:
         found.append(f"passes: expected {answer.passes} as on the other ranks, got {own}")
     return next((f"rank {current.launch.rank}: {text}" for text in found if text), "")

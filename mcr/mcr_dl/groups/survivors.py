@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch.distributed as torch_dist
 
 from mcr_dl import _C, watch
-from mcr_dl.base import agreement, blocks
+from mcr_dl.base import blocks, stores
 from mcr_dl.base.errors import (
     BackendError,
     BackendUnavailableError,
@@ -54,7 +54,7 @@ class _Outcome(NamedTuple):
 
 def _raise(what: str, error: Exception) -> NoReturn:
     """Say that the store is gone if the error is one of it, else raise the error."""
-    if isinstance(error, McrError) or not isinstance(error, agreement.STORE_ERRORS):
+    if isinstance(error, McrError) or not isinstance(error, stores.STORE_ERRORS):
         raise error
     message = f"{what}: the job's store cannot be reached, so the ranks cannot agree: {error}"
     raise BackendError(message) from error
@@ -88,15 +88,15 @@ class _Steps:
         mine, outcome_key = f"{step}/{self._rank}", f"{step}/outcome"
         self._deadline = time.monotonic() + self._limit
         try:
-            self._store.set(mine, agreement.encode([problem, wish, self._what, broken]))
+            self._store.set(mine, stores.encode([problem, wish, self._what, broken]))
             conclude = partial(self._conclude, step, members, look)  # sets an outcome in any case, in time
             poll(lambda: self._store.check([outcome_key]), math.inf, conclude, size=len(members))
-            outcome = agreement.decode(self._store.get(outcome_key), step)
+            outcome = stores.decode(self._store.get(outcome_key), step)
             # Of this step, a rank that falsely takes another for lost may still read the keys, even after the outcome.
             if self._before and not isinstance(outcome, str):  # all have come
                 self._store.delete_key(self._before)
             self._before = mine
-        except agreement.STORE_ERRORS as error:
+        except stores.STORE_ERRORS as error:
             _raise(self._what, error)
         if isinstance(outcome, str):
             raise CollectiveTimeoutError(outcome)
@@ -113,18 +113,18 @@ class _Steps:
         keys = [f"{step}/{rank}" for rank in running]
         if running and running[0] == self._rank and self._store.check(keys):
             texts = self._store.multi_get(keys)
-            words = [agreement.decode(text, f"{step}: a rank's value") for text in dict.fromkeys(texts)]
+            words = [stores.decode(text, f"{step}: a rank's value") for text in dict.fromkeys(texts)]
             # All ranks read it: equal words, as those of most ranks are, are there once.
             outcome = [blocks.pack(running), words, blocks.pack(blocks.numbered(texts)), look()]
-            self._store.compare_set(f"{step}/outcome", "", agreement.encode(outcome))
+            self._store.compare_set(f"{step}/outcome", "", stores.encode(outcome))
         elif self._has_waited_enough(keys):
-            missing = [running[place] for place in agreement.absent(self._store, keys)]
+            missing = [running[place] for place in stores.absent(self._store, keys)]
             message = (
                 f"{self._what}: {watch.ranks_text(missing or running[:1])} still running, but not in {self._what}() "
                 f"within the timeout"
             )
             # For all ranks: those that come later do not meet one that has gone.
-            self._store.compare_set(f"{step}/outcome", "", agreement.encode(message))
+            self._store.compare_set(f"{step}/outcome", "", stores.encode(message))
 
     def _has_waited_enough(self, keys: list[str]) -> bool:
         """Whether the time is over; once all have come, the first rank may still look."""
@@ -135,8 +135,8 @@ class _Steps:
         """Whether the ranks that came to the step have given up the others."""
         try:
             key = f"{step}/outcome"
-            return self._store.check([key]) and isinstance(agreement.decode(self._store.get(key), step), str)
-        except agreement.STORE_ERRORS:  # which the step itself reports
+            return self._store.check([key]) and isinstance(stores.decode(self._store.get(key), step), str)
+        except stores.STORE_ERRORS:  # which the step itself reports
             return False
 
 
@@ -222,7 +222,7 @@ class Forming:
         ours = current.of(self.name)
         before, ours.last_idle_grow = ours.last_idle_grow, name
         if before:
-            with contextlib.suppress(*agreement.STORE_ERRORS):
+            with contextlib.suppress(*stores.STORE_ERRORS):
                 store = torch_dist.PrefixStore(f"survivors/{before}", current.store)
                 store.delete_key(f"left/{self._rank}")
                 if self.members[0] == self._rank:
@@ -277,7 +277,7 @@ class Forming:
             invited = [] if self._are_mixed(outcome) else outcome.invited
             return outcome
         finally:
-            with contextlib.suppress(*agreement.STORE_ERRORS):
+            with contextlib.suppress(*stores.STORE_ERRORS):
                 returning.dismiss(state.current(), [each for each in found if each not in invited])
 
     @staticmethod

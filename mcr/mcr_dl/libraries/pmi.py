@@ -17,11 +17,11 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from enum import Enum, auto
-from pathlib import Path
 
 from torch.distributed import PrefixStore, Store
 
 from mcr_dl.base import blocks, launcher
+from mcr_dl.base.stores import own_connection
 
 _MAPPING = "PMI_process_mapping"
 _KEY_LENGTH = 64
@@ -38,14 +38,6 @@ class _State(Enum):
     SERVING = auto()
     LEFT = auto()  # MPI has finalized
     CLOSED = auto()
-
-
-def host_identity() -> str:
-    """Identify the host for shared memory: host name, running kernel and /dev/shm must all be equal."""
-    parts = [launcher.machine()]
-    with contextlib.suppress(OSError):
-        parts.append(str(Path("/dev/shm").stat().st_dev))
-    return "/".join(parts)
 
 
 def process_mapping(hosts: Sequence[str]) -> str:
@@ -96,7 +88,7 @@ class PmiResponder:
         os.environ.update(self._environment)
         if rank == 0:
             self._store.set("job", f"mcr_dl-{uuid.uuid4().hex}")
-        give(self._store, "host", rank, size, host_identity(), process_mapping)
+        give(self._store, "host", rank, size, launcher.host_identity(), process_mapping)
         self._thread = threading.Thread(target=self._serve, name="mcr_dl-pmi", daemon=True)
         self._thread.start()
 
@@ -264,15 +256,6 @@ def await_keys(
     while not store.check(keys):
         if gone.wait(_PAUSE):
             raise RuntimeError("the process ends")
-
-
-def own_connection(store: Store) -> Store:
-    """Open another connection to the store, if possible, so that a wait on it does not block the store for others."""
-    clone: Callable[[], Store] | None = getattr(store, "clone", None)
-    with contextlib.suppress(NotImplementedError, RuntimeError):
-        if clone is not None:
-            return clone()
-    return store
 
 
 def _is_word(value: str) -> bool:

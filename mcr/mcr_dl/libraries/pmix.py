@@ -29,10 +29,11 @@ from typing import Any
 
 from torch.distributed import PrefixStore, Store
 
-from mcr_dl.base import agreement, blocks
+from mcr_dl.base import blocks, launcher
+from mcr_dl.base.stores import decode, encode, own_connection
 from mcr_dl.libraries import pmix_server
 from mcr_dl.libraries.descriptor import mapped_files
-from mcr_dl.libraries.pmi import await_keys, give, hide, host_identity, own_connection, result
+from mcr_dl.libraries.pmi import await_keys, give, hide, result
 
 _FILE = "libpmix.so"
 _SERVER_INTERFACE = b"\0PMIx_server_init\0"
@@ -149,8 +150,15 @@ class PmixResponder:
         """Meet the other ranks, and start the server of this host or connect with it."""
         if self._rank == 0:
             self._store.set("job", f"mcr_dl-{uuid.uuid4().hex}")
-        give(self._store, "host", self._rank, self._size, f"{host_identity()}\n{socket.gethostname()}", self._place)
-        packed = agreement.decode(result(self._store, "host", self._timeout).encode(), "the nodes of the ranks")
+        give(
+            self._store,
+            "host",
+            self._rank,
+            self._size,
+            f"{launcher.host_identity()}\n{socket.gethostname()}",
+            self._place,
+        )
+        packed = decode(result(self._store, "host", self._timeout).encode(), "the nodes of the ranks")
         self._placement = tuple(blocks.unpack(packed))
         node = self._placement[self._rank]
         key = f"folder/{node}"
@@ -169,8 +177,8 @@ class PmixResponder:
     def _place(self, hosts: list[str]) -> str:
         """Leave the names of the nodes, which only the servers need; the result is the node of each rank."""
         nodes, placement = node_names([(identity, name) for identity, name in (host.split("\n") for host in hosts)])
-        self._store.set("nodes", agreement.encode(nodes))
-        return agreement.encode(blocks.pack(placement))
+        self._store.set("nodes", encode(nodes))
+        return encode(blocks.pack(placement))
 
     def _launch(self, mpi: str, node: int) -> tuple[str, Connection[Any, Any], dict[str, str]]:
         """Start the server of this host. The result is its folder, the connection and this rank's variables."""
@@ -179,7 +187,7 @@ class PmixResponder:
             missing = "sys.executable is empty" if library else f"there is no {_FILE} with a server's interface"
             raise PmixError(f"Open MPI's PMIx server cannot be started: {missing}")
         name = self._store.get("job").decode()
-        nodes = tuple(agreement.decode(self._store.get("nodes"), "the names of the nodes"))
+        nodes = tuple(decode(self._store.get("nodes"), "the names of the nodes"))
         folder = tempfile.mkdtemp(prefix="mcr_dl-pmix-")
         crowded = self._placement.count(node) > (os.cpu_count() or 1)
         job = pmix_server.Job(library, name, node, nodes, self._placement, folder, crowded)

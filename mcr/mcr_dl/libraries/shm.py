@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from pathlib import Path
-
 from mcr_dl.base import launcher
 from mcr_dl.libraries.descriptor import Library
 
@@ -17,10 +14,7 @@ class Shm(Library):
 
     def domain(self) -> str:
         """The host's name, its running kernel, and the network namespace, in which the ranks meet."""
-        parts = [launcher.machine()]
-        with contextlib.suppress(OSError):
-            parts.append(str(Path("/proc/self/ns/net").stat().st_ino))
-        return "/".join(parts)
+        return launcher.machine_with("/proc/self/ns/net")
 
 
 LIBRARY = Shm("shm")

@@ -11,7 +11,7 @@ from typing import Any
 import torch.distributed as torch_dist
 
 from mcr_dl import _C, watch
-from mcr_dl.base import agreement
+from mcr_dl.base import agreement, stores
 from mcr_dl.base.errors import (
     BackendUnavailableError,
     CollectiveTimeoutError,
@@ -71,7 +71,7 @@ class Attempt:
         """
         require_all_ranks(self.group._label)
         if self._store.check([_FAILED]) and not condition():
-            told = agreement.decode(self._store.get(_FAILED), "the error of another member")
+            told = stores.decode(self._store.get(_FAILED), "the error of another member")
             raise BackendUnavailableError(f"group {self.group.name()!r} cannot be made: {told}", elsewhere=True)
         if self._outer is not None:
             self._outer.check(condition)
@@ -87,8 +87,8 @@ class Attempt:
             text = own_text(error)
             if text and self.group.size() > 1:
                 rank = self.group.ranks[self.group.rank()]
-                with suppress(*agreement.STORE_ERRORS):
-                    self._store.set(_FAILED, agreement.encode(f"{ranks_text([rank])}: {text}"))
+                with suppress(*stores.STORE_ERRORS):
+                    self._store.set(_FAILED, stores.encode(f"{ranks_text([rank])}: {text}"))
             raise
 
     @contextmanager

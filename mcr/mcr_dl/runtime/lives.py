@@ -10,8 +10,8 @@ from datetime import timedelta
 import torch.distributed as torch_dist
 
 from mcr_dl.base import launcher
-from mcr_dl.base.agreement import absent
 from mcr_dl.base.errors import CollectiveTimeoutError
+from mcr_dl.base.stores import absent
 from mcr_dl.runtime.rounds import pause
 from mcr_dl.watch import ranks_text
 

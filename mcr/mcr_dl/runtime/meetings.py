@@ -13,9 +13,9 @@ from typing import Any
 import torch.distributed as torch_dist
 
 from mcr_dl import watch
-from mcr_dl.base import agreement
+from mcr_dl.base import agreement, stores
 from mcr_dl.base.errors import BackendError, CollectiveTimeoutError, InvalidArgumentError, McrError, PeerLostError
-from mcr_dl.libraries.pmi import own_connection
+from mcr_dl.base.stores import own_connection
 from mcr_dl.runtime import state
 from mcr_dl.runtime.rounds import NEXT, PATIENCE, Decide, absent_of, absent_text, join, poll
 
@@ -57,7 +57,7 @@ class Part(torch_dist.PrefixStore):
     def clear(self) -> None:
         """Delete the values of this rank: no rank reads them any more."""
         keys, self._set = self._set, []
-        with suppress(*agreement.STORE_ERRORS):  # a store of another kind may not delete
+        with suppress(*stores.STORE_ERRORS):  # a store of another kind may not delete
             for key in keys:
                 self.delete_key(key)
 
@@ -130,8 +130,8 @@ class Meetings:
     def post(self, key: str, value: Any) -> Any:
         """Leave a value for the other ranks; the value that all ranks get, which another one may have left before."""
         with self._explained():
-            found = self._store.compare_set(f"post/{key}", "", agreement.encode(value))
-            return agreement.decode(found, f"{self._name}: a decision")
+            found = self._store.compare_set(f"post/{key}", "", stores.encode(value))
+            return stores.decode(found, f"{self._name}: a decision")
 
     def forget(self, key: str) -> None:
         """Delete a value that was left so long ago that all ranks have read it."""
@@ -152,7 +152,7 @@ class Meetings:
         with self._explained():
             if not poll(posted, patience, watch.lost, size=self._size):
                 return self.post(keys[0], otherwise)
-            return agreement.decode(self._store.get(f"post/{found[0]}"), f"{self._name}: a decision")
+            return stores.decode(self._store.get(f"post/{found[0]}"), f"{self._name}: a decision")
 
     @staticmethod
     def _answer(decide: Decide, values: list[Any]) -> dict[str, Any]:
@@ -171,7 +171,7 @@ class Meetings:
         """Errors of the store become mcr_dl's: most often the process that holds it has ended."""
         try:
             yield
-        except agreement.STORE_ERRORS as error:
+        except stores.STORE_ERRORS as error:
             if isinstance(error, McrError):
                 raise
             poll(lambda: bool(watch.lost()), _NOTICE)

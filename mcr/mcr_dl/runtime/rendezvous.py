@@ -16,13 +16,13 @@ import torch.distributed as torch_dist
 
 from mcr_dl import _C
 from mcr_dl.base import launcher
-from mcr_dl.base.agreement import STORE_ERRORS
 from mcr_dl.base.errors import (
     BackendUnavailableError,
     CollectiveTimeoutError,
     InvalidArgumentError,
     InvalidTypeError,
 )
+from mcr_dl.base.stores import STORE_ERRORS
 from mcr_dl.libraries import registry
 
 # Stores by meeting point, kept until the process ends: other ranks may still read rank 0's, or come back to it.

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as torch_dist
 
-from mcr_dl.base import agreement
+from mcr_dl.base import stores
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.watch import ranks_text
 
@@ -84,7 +84,7 @@ class Round:
 
     def arrive(self, value: Any) -> bool:
         """Leave this rank's value; whether this rank is the last, and has to answer."""
-        agreement.leave(self._store, f"{self._values}/{self._rank}", agreement.encode([self._key, value]))
+        stores.leave(self._store, f"{self._values}/{self._rank}", stores.encode([self._key, value]))
         self.counting = True
         arrived = self._store.add(f"come/{self._key}", 1)
         self.late = arrived > _CLOSED
@@ -97,16 +97,16 @@ class Round:
     def values(self) -> list[Any]:
         """The values by rank; None for a rank that is not there: it has not arrived, or is at another round by now."""
         keys = [f"{self._values}/{rank}" for rank in range(self._size)]
-        missing = set(agreement.absent(self._store, keys))
+        missing = set(stores.absent(self._store, keys))
         there = [key for rank, key in enumerate(keys) if rank not in missing]
         texts = self._store.multi_get(there) if there else []
-        found = {key: agreement.value_of(self._store, key, text, key) for key, text in zip(there, texts, strict=True)}
+        found = {key: stores.value_of(self._store, key, text, key) for key, text in zip(there, texts, strict=True)}
         rounds = [found.get(key, [None, None]) for key in keys]
         return [value if of == self._key else None for of, value in rounds]
 
     def answer(self, answer: Any) -> None:
         """Leave the answer for all ranks."""
-        agreement.leave(self._store, f"answer/{self._key}", agreement.encode(answer))
+        stores.leave(self._store, f"answer/{self._key}", stores.encode(answer))
 
     def begun(self) -> bool:
         """Whether a rank has arrived, or has closed the round."""
@@ -119,7 +119,7 @@ class Round:
     def result(self) -> Any:
         """The answer."""
         key = f"answer/{self._key}"
-        return agreement.value_of(self._store, key, self._store.get(key), key)
+        return stores.value_of(self._store, key, self._store.get(key), key)
 
     def conclude(
         self,
@@ -175,7 +175,7 @@ class Round:
 
     def _forget(self, key: str) -> None:
         self._store.delete_key(f"come/{key}")
-        agreement.remove(self._store, f"answer/{key}")
+        stores.remove(self._store, f"answer/{key}")
 
     def withdraw(self) -> None:
         """Nothing needs the answer any more, on any rank, and some may never arrive: delete what this one has left."""
@@ -185,8 +185,8 @@ class Round:
     def leave(self) -> None:
         """Where ranks may be several rounds apart: this rank has the answer. The last rank to have it deletes all."""
         # Some stores cannot delete keys, and one may end with a rank that goes on.
-        with suppress(*agreement.STORE_ERRORS):
-            agreement.remove(self._store, f"{self._values}/{self._rank}")
+        with suppress(*stores.STORE_ERRORS):
+            stores.remove(self._store, f"{self._values}/{self._rank}")
             if self._store.add(f"read/{self._key}", 1) == self._size:
                 self._forget(self._key)
                 self._store.delete_key(f"read/{self._key}")

@@ -14,7 +14,7 @@ import torch.distributed as torch_dist
 from mcr_dl import _C, watch
 from mcr_dl.base import launcher
 from mcr_dl.base.errors import NotInitializedError
-from mcr_dl.libraries.pmi import own_connection
+from mcr_dl.base.stores import own_connection
 from mcr_dl.runtime import dimensions, rates
 from mcr_dl.tables import choice
 

@@ -20,8 +20,7 @@ from typing import Any
 import torch.distributed as torch_dist
 
 from mcr_dl import _C
-from mcr_dl.base.agreement import STORE_ERRORS
-from mcr_dl.libraries.pmi import own_connection
+from mcr_dl.base.stores import STORE_ERRORS, own_connection
 from mcr_dl.runtime import state
 from mcr_dl.runtime.rounds import PATIENCE, Round, pause
 

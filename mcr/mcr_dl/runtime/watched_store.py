@@ -12,7 +12,7 @@ import torch.distributed as torch_dist
 
 from mcr_dl import _C
 from mcr_dl.base.errors import PeerLostError
-from mcr_dl.libraries.pmi import own_connection
+from mcr_dl.base.stores import own_connection
 from mcr_dl.runtime.rounds import poll
 
 

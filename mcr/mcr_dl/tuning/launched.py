@@ -19,7 +19,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from mcr_dl import _C, watch
-from mcr_dl.base import agreement
+from mcr_dl.base import stores
 from mcr_dl.bench.ranks import orderly_end
 from mcr_dl.commands.arguments import FAILED
 from mcr_dl.groups import default_group
@@ -87,8 +87,8 @@ def _shared(plan: Plan, journal: Journal, *, resume: bool) -> Progress:
             progress.take(event)
         document = asdict(progress)
         document |= {"done": list(progress.done), "apart": list(progress.apart)}
-        agreement.leave(store, _PROGRESS, agreement.encode(document))
-    document = agreement.value_of(store, _PROGRESS, store.get(_PROGRESS), "the progress that rank 0 told")
+        stores.leave(store, _PROGRESS, stores.encode(document))
+    document = stores.value_of(store, _PROGRESS, store.get(_PROGRESS), "the progress that rank 0 told")
     for name in ("done", "apart"):
         document[name] = {tuple(each) for each in document[name]}
     return Progress(**document)
@@ -141,7 +141,7 @@ class _Ending:
 
     def _write(self) -> None:
         current = state.current()
-        with contextlib.suppress(*agreement.STORE_ERRORS):
+        with contextlib.suppress(*stores.STORE_ERRORS):
             current.store.set(f"tune/ended/{current.launch.rank}", "")
             time.sleep(_NOTES_SECONDS if self._journal is not None else 0)
             if not all(current.store.check([f"tune/ended/{rank}"]) for rank in watch.lost()):

@@ -23,8 +23,7 @@ from typing import Any, TypeVar
 import torch.distributed as torch_dist
 
 from mcr_dl.base import documents
-from mcr_dl.base.agreement import STORE_ERRORS, absent
-from mcr_dl.libraries.pmi import own_connection
+from mcr_dl.base.stores import STORE_ERRORS, absent, own_connection
 from mcr_dl.watch._report import Report
 
 _LONG = timedelta(days=1)

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from mcr_dl.base import documents
-from mcr_dl.base.agreement import STORE_ERRORS
+from mcr_dl.base.stores import STORE_ERRORS
 from mcr_dl.watch._alarm import ADDRESS, MEMBER, Exchange, decode
 from mcr_dl.watch._sockets import BACKLOG, check_often, listening, own_address, period, store_host
 

@@ -9,7 +9,7 @@ import threading
 import time
 
 from mcr_dl import _C
-from mcr_dl.base.agreement import STORE_ERRORS
+from mcr_dl.base.stores import STORE_ERRORS
 from mcr_dl.watch._alarm import Alarm, Exchange
 from mcr_dl.watch._compare import Comparison
 from mcr_dl.watch._diagnosis import ranks_text

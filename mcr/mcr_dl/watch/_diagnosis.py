@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mcr_dl.libraries.pmi import host_identity
+from mcr_dl.base import launcher
 from mcr_dl.watch._report import Report, pid_namespace
 
 ARRIVED = "All ranks have arrived"
@@ -83,7 +83,7 @@ def absent(member: Mapping[str, Any] | None) -> str:
         return "it has not started"
     who = f"process {member['pid']} on {member['host']}"
     # In a container, process numbers are others.
-    if member["system"] != host_identity() or member.get("processes", pid_namespace()) != pid_namespace():
+    if member["system"] != launcher.host_identity() or member.get("processes", pid_namespace()) != pid_namespace():
         return f"it does not answer: {who} has ended, is stopped, or cannot be reached"
     try:
         state = Path(f"/proc/{member['pid']}/stat").read_text().rpartition(")")[2].split()[0]

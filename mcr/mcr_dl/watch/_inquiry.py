@@ -7,7 +7,7 @@ import time
 from typing import NamedTuple
 
 from mcr_dl import _C
-from mcr_dl.base.agreement import STORE_ERRORS
+from mcr_dl.base.stores import STORE_ERRORS
 from mcr_dl.watch._alarm import ENDED, INQUIRY, MEMBER, STEPS, Alarm, Answers, Exchange
 from mcr_dl.watch._diagnosis import ARRIVED, absent, diagnose, group_in, whereabouts
 from mcr_dl.watch._losses import Losses

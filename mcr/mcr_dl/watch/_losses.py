@@ -12,7 +12,7 @@ from typing import Any
 
 from mcr_dl import _C
 from mcr_dl.base import launcher
-from mcr_dl.base.agreement import STORE_ERRORS
+from mcr_dl.base.stores import STORE_ERRORS
 from mcr_dl.watch import _connections
 from mcr_dl.watch._alarm import ENDED, MEMBER, Alarm, Exchange
 from mcr_dl.watch._connections import Broken, Connections

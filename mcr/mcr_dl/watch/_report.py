@@ -16,7 +16,6 @@ from typing import Any
 
 from mcr_dl import _C
 from mcr_dl.base import launcher
-from mcr_dl.libraries.pmi import host_identity
 
 FORMAT, VERSION = "mcr-dl dump", 1
 _CALLS = 64
@@ -55,7 +54,7 @@ def identity(rank: int) -> dict[str, Any]:
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "machine": launcher.machine(),
-        "system": host_identity(),
+        "system": launcher.host_identity(),
         "processes": pid_namespace(),
     }
 

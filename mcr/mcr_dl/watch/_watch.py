@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch.distributed as torch_dist
 
 from mcr_dl import _C
-from mcr_dl.base import agreement
+from mcr_dl.base import agreement, stores
 from mcr_dl.base.launcher import holds
 from mcr_dl.watch import _fork, _report, dump
 from mcr_dl.watch._alarm import ANSWERS, ENDED, INQUIRY, MEMBER, PARTING, Alarm, Exchange
@@ -289,7 +289,7 @@ class Watch:
     def _inquire(self, alarm: Alarm, ranks: list[int], patience: float) -> str:
         try:
             found = self.inquiries.find_out(alarm, ranks, patience)
-        except agreement.STORE_ERRORS as error:
+        except stores.STORE_ERRORS as error:
             self.broken.set()
             reason = str(error).partition("\n")[0]
             return f"Which ranks have not arrived is not known, as the store cannot be reached ({reason})."
