@@ -43,7 +43,7 @@ def late(seed: int, iterations: int, ahead: bool) -> list[str]:
     equal, own = random.Random(seed), random.Random(f"{seed} {mcr_dl.get_rank()}")
     with (
         mock.patch.object(replanning, "_FAILURES", 10**9),
-        mock.patch.object(meetings, "_NEXT", PATIENCE / 2),
+        mock.patch.object(meetings, "NEXT", PATIENCE / 2),
         Planned(random_plans_of(seed), again=True, rounds=1) as planned,
     ):
         replanner: Any = planned._replanner

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ranks leave for each other at a store: values of JSON's types, also long ones; and connections to it."""
+"""Values that the ranks leave for each other at a store, of JSON's types and of any length; connections to it."""
 
 from __future__ import annotations
 

@@ -70,9 +70,11 @@ class Meetings:
 
     part: Part | None = None  # of the store, for the function that all ranks were in last, see meet_all()
 
-    def __init__(self, store: torch_dist.Store, name: str, rank: int, size: int, *, next_in: float = NEXT) -> None:
+    def __init__(
+        self, store: torch_dist.Store, name: str, rank: int, size: int, *, next_in: float | None = None
+    ) -> None:
         """``name``: of the object, equal on all ranks. ``next_in``: seconds for the others to come to the next one."""
-        self._name, self._next_in = name, next_in
+        self._name, self._next_in = name, NEXT if next_in is None else next_in
         self._store: Any = own_connection(torch_dist.PrefixStore(name, store))
         self._rank, self._size = rank, size
         self.last = -1  # the number of the last meeting that this rank came to, equal on all ranks that did
