@@ -118,7 +118,7 @@ lint: build ## Check style, types, line limits and generated files
 	$(PY) tests/lint/words.py
 	$(PY) tests/lint/functions.py
 	@wc -l $(CPP_FILES) $$(find mcr tests bench -name '*.py') | awk '$$1 > 500 && $$2 != "total" { print $$2 ": " $$1 " lines, at most 500"; bad = 1 } END { exit bad }'
-	@rm -rf build/generated && $(PY) -m mcr_dl._generate build/generated
+	@rm -rf build/generated && $(PY) mcr/mcr_dl_build/generate.py build/generated
 	@cd build/generated && files=$$(find . -type f) && test -n "$$files" || { echo "build/generated: expected generated files, got none"; exit 1; }; \
 	  for file in $$files; do diff -u ../../$$file $$file || { echo "$$file: out of date, run make generate"; exit 1; }; done
 
@@ -128,7 +128,7 @@ format: $(DEPS) ## Format all sources
 	$(VENV)/bin/clang-format -i $(CPP_FILES)
 
 generate: build ## Write the files that are made from tables: the stub, the support matrix and the page of variables
-	$(PY) -m mcr_dl._generate .
+	$(PY) mcr/mcr_dl_build/generate.py .
 
 clean: ## Remove all that was built, the environments too
 	rm -rf $(VENV) $(MORE) build .mypy_cache .pytest_cache .ruff_cache

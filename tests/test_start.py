@@ -18,10 +18,11 @@ from unittest import mock
 import pytest
 import torch.distributed as torch_dist
 
+import generated_pages
 import jobs
 import mcr_dl
 from harness import launchers
-from mcr_dl import InvalidArgumentError, InvalidTypeError, _pages
+from mcr_dl import InvalidArgumentError, InvalidTypeError
 from mcr_dl.base import errors, launcher, variables
 from mcr_dl.bench.ranks import environments
 from mcr_dl.libraries.registry import parse_backends
@@ -468,7 +469,7 @@ def test_unknown_variables_are_warned_of(nursery: Nursery) -> None:
 
 def test_the_documented_variables_are_those_of_the_table() -> None:
     """The page is the generated one, its links lead somewhere, and the sources read these variables and no others."""
-    assert (ROOT / variables.PAGE).read_text() == _pages.environment()
+    assert (ROOT / variables.PAGE).read_text() == generated_pages.environment()
     for each in variables.VARIABLES:
         page, _, anchor = each.page.partition("#")
         text = (ROOT / "docs" / page).read_text()

@@ -47,8 +47,6 @@ LAYERS = (
     "schedule",  # schedulers of a training step
     "mcr_dl",
     "fully_sharded",
-    "_pages",  # pages of docs/ that are made from tables
-    "_generate",
     "info",
     "testing",  # the conformance kit: cases of the operations, expected results, ranks
     "examples",

@@ -13,12 +13,12 @@ import torch
 from rich.table import Table
 
 from mcr_dl import _C
-from mcr_dl._pages import support
 from mcr_dl.base import launcher, variables
 from mcr_dl.base.errors import BackendUnavailableError, InvalidArgumentError
 from mcr_dl.commands import arguments
 from mcr_dl.commands.console import Console
 from mcr_dl.groups import default_group, environment, lifecycle
+from mcr_dl.info.support import support
 from mcr_dl.libraries import null, registry
 from mcr_dl.libraries.registry import available_backends
 from mcr_dl.runtime import dimensions, startup, state

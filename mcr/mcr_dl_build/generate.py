@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the files that are made from tables: ``_C.pyi``, ``docs/support-matrix.md`` and ``docs/environment.md``.
 
-Run as ``python -m mcr_dl._generate DIR`` (``make generate``); ``make lint`` compares them with the committed ones.
+Run as ``python mcr/mcr_dl_build/generate.py DIR`` (``make generate``); ``make lint`` compares them with the committed
+ones.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from generated_pages import environment, support_matrix
 from mcr_dl import _C
-from mcr_dl._pages import environment, support_matrix
 from mcr_dl.base import variables
 from mcr_dl.base.signature import docstring_of, root_names
 from mcr_dl.groups import default_group
