@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from mcr_dl.commands.pictures import INK, style
 from mcr_dl.examples.record import Record, Setting, gains, share, speed, spread
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
 COLORS = {"gloo": "#d98032", "mpi": "#3572b0", "shm": "#b5485d", "mixed": "#3a8f5c", "auto": "#8a5aa8"}
 SHADES = (1.0, 0.55)  # by kind of operation
-INK = "#333333"
 
 
 def draw(setting: Setting, records: Sequence[Record], path: Path) -> None:
@@ -25,19 +25,8 @@ def draw(setting: Setting, records: Sequence[Record], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    style: Any = {
-        "font.size": 10,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.titlesize": 11,
-        "axes.titleweight": "bold",
-        "axes.titlelocation": "left",
-        "text.color": INK,
-        "axes.labelcolor": INK,
-        "xtick.color": INK,
-        "ytick.color": INK,
-    }
-    with pyplot.rc_context(style):
+    titles = {"axes.titlesize": 11, "axes.titleweight": "bold", "axes.titlelocation": "left"}
+    with pyplot.rc_context(style(10) | titles):
         figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(12, 4.2), width_ratios=(1, 1.15, 1.25))
         _draw_speed(left, setting, records)
         _draw_communication(middle, records)
