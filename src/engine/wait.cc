@@ -93,6 +93,9 @@ void leave(Work& work) {
   work.rethrow();
 }
 
+// The group may be asked while a thread stays in the poll of the work, whose communicator may not.
+bool aborted(const Work& work) { return Position::given_up(*work.context().group) || work.given_up(); }
+
 std::string aborted_text(const Work& work) { return work.what() + ": the group has been aborted"; }
 
 std::string destroyed_text(const Work& work) { return work.what() + ": " + destroyed_group().what(); }
@@ -162,7 +165,7 @@ void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt, Call
     }
     check_wait(Position::lost(*call.group), interrupt,
                [&](const std::string& lost) { return Error(ErrorCode::PeerLost, work.what() + ": " + lost); });
-    if (work.given_up()) end(work, ErrorCode::Backend, aborted_text(work));
+    if (aborted(work)) end(work, ErrorCode::Backend, aborted_text(work));
     if (position != nullptr && position->closed()) end(work, ErrorCode::NotInitialized, destroyed_text(work));
   }
   if (!work.join()) leave(work);
@@ -199,7 +202,7 @@ void end_works(const std::vector<std::string>& groups) noexcept {
 void abort(Group& group) noexcept {
   group.give_up();
   for (const auto& work : Registry::instance().watched(std::numeric_limits<std::size_t>::max())) {
-    if (work->given_up()) work->expire(ErrorCode::Backend, aborted_text(*work));
+    if (aborted(*work)) work->expire(ErrorCode::Backend, aborted_text(*work));
   }
 }
 

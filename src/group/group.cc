@@ -145,6 +145,7 @@ std::vector<std::shared_ptr<Communicator>> Group::communicators() {
 }
 
 void Group::give_up() noexcept {
+  position_->give_up();
   for (const auto& communicator : communicators()) communicator->give_up();
 }
 

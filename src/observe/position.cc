@@ -114,14 +114,24 @@ void Position::forget_losses() {
   living().alike.clear();
 }
 
-const std::string* Position::lost(const std::string& label) {
+std::shared_ptr<const Position> Position::newest(const std::string& label) {
   const std::lock_guard lock(living().mutex);
   const auto& all = living().all;
   for (auto one = all.rbegin(); one != all.rend(); ++one) {
-    const auto position = one->lock();
-    if (position != nullptr && position->label() == label) return position->lost();
+    auto position = one->lock();
+    if (position != nullptr && position->label() == label) return position;
   }
   return nullptr;
+}
+
+const std::string* Position::lost(const std::string& label) {
+  const auto position = newest(label);
+  return position == nullptr ? nullptr : position->lost();
+}
+
+bool Position::given_up(const std::string& label) {
+  const auto position = newest(label);
+  return position != nullptr && position->given_up_.load(std::memory_order_acquire);
 }
 
 std::vector<std::shared_ptr<const Position>> Position::all() {

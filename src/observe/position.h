@@ -87,6 +87,11 @@ class Position {
   /// Call before the runtime starts again, with other processes.
   static void forget_losses();
 
+  /// The group has been aborted: waits for its operations end. From any thread.
+  void give_up() noexcept { given_up_.store(true, std::memory_order_release); }
+  /// Whether the newest group with this label has been aborted.
+  static bool given_up(const std::string& label);
+
   struct Reading {
     int64_t collectives = 0;
     int64_t messages = 0;
@@ -126,6 +131,7 @@ class Position {
  private:
   class Lock;
   void lose_if_member(int rank, const std::string& text) const;
+  static std::shared_ptr<const Position> newest(const std::string& label);
   Entered& place_of(int64_t seq) { return kept_[static_cast<std::size_t>(seq) & (kept_.size() - 1)]; }
   const Entered& place_of(int64_t seq) const { return kept_[static_cast<std::size_t>(seq) & (kept_.size() - 1)]; }
   const std::string& group_;
@@ -135,6 +141,7 @@ class Position {
   int64_t number_ = 0;
   int64_t former_ = 0;
   mutable std::atomic<const std::string*> lost_{nullptr};
+  std::atomic<bool> given_up_{false};
   std::atomic<bool> ended_{false};
   std::atomic<bool> derived_{false};
   std::atomic<bool> closed_{false};

@@ -145,7 +145,7 @@ bool Work::take_turn() const noexcept {
 }
 
 bool Work::given_up() const noexcept {
-  if (!take_turn()) return false;
+  if (busy_.test_and_set(std::memory_order_acquire)) return false;
   const bool found = communicator_ != nullptr && communicator_->given_up();
   busy_.clear(std::memory_order_release);
   return found;

@@ -173,7 +173,7 @@ class Work {
   std::string what() const;
   /// Without the communicator.
   const Context& context() const { return context_; }
-  /// The operation runs, and its communicator has been given up.
+  /// The operation runs, and its communicator has been given up. False also while a thread polls it.
   bool given_up() const noexcept;
   Subject subject() const;
   const Plan& plan() const { return plan_; }

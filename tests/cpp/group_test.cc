@@ -10,6 +10,7 @@
 
 #include "check.h"
 #include "engine/pass.h"
+#include "engine/wait.h"
 #include "ranks.h"
 
 namespace {
@@ -43,26 +44,29 @@ std::unique_ptr<Communicator> made() { return std::make_unique<Counting>(); }
 class Late final : public Counting {
  public:
   struct Script {
-    std::atomic<bool> ends{false};
+    std::atomic<bool> ends{false}, holds{false};  // holds: a thread that polls stays there until the end
+    std::atomic<bool> held{false};                // it has come
     bool fails = false;
   };
-  explicit Late(const Script& script) : script_(script) {}
+  explicit Late(Script& script) : script_(script) {}
   void issue(const Call&, Lane& lane) override { lane.track(std::make_unique<Running>(script_)); }
 
  private:
   class Running : public Request {
    public:
-    explicit Running(const Script& script) : script_(script) {}
+    explicit Running(Script& script) : script_(script) {}
     bool poll() override {
+      script_.held = script_.holds.load();
+      while (script_.held && !script_.ends) std::this_thread::yield();
       if (script_.ends && script_.fails) throw Error(ErrorCode::Backend, "cable cut");
       return script_.ends;
     }
 
    private:
-    const Script& script_;
+    Script& script_;
   };
 
-  const Script& script_;
+  Script& script_;
 };
 
 // Passes every call on.
@@ -137,6 +141,21 @@ TEST(a_work_that_the_program_keeps_holds_the_communicator_only_while_it_runs) {
     while (Counting::alive != 0 && std::chrono::steady_clock::now() < end) std::this_thread::yield();
     CHECK(Counting::alive == 0 && !work->given_up());
   }
+}
+
+TEST(an_abort_ends_waits_for_a_work_that_another_thread_polls) {
+  Late::Script script;
+  ranks::Alone alone([&] { return std::make_unique<Late>(script); });
+  const auto work = ranks::start(alone.group(), Call());
+  script.holds = true;
+  while (!script.held) std::this_thread::yield();  // the progress thread
+  ranks::Failure end;
+  std::thread waiter([&] { end = ranks::failure([&] { wait(*work, std::chrono::seconds(10), nullptr); }); });
+  abort(alone.group());
+  waiter.join();
+  CHECK(end.code == ErrorCode::Backend && check::has(end.text, "barrier", "aborted"));
+  script.ends = true;
+  CHECK(work->wait_for(std::chrono::seconds(10)) && !work->failed());
 }
 
 TEST(communicators_may_be_asked_for_while_the_group_changes) {
