@@ -134,9 +134,8 @@ void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt, Call
   if (work.over()) return work.rethrow();
   const LoggedWait logged(work);
   if (work.context().brief && lock != nullptr) {
-    const BriefPolls polls;
     for (int poll = 0; poll < kPollsWithLock; ++poll) {
-      if (work.poll()) return leave(work);
+      if (work.poll(true)) return leave(work);
     }
   }
   if (lock != nullptr) lock->release();

@@ -42,23 +42,25 @@ class Request {
 /// within microseconds. Changes nothing in other threads.
 void poll_again_soon() noexcept;
 
-/// Marks that this thread polls under a lock of its caller, for the lifetime of the object. Request::poll() then does
-/// no long work for other calls: the caller goes on to poll without its lock.
+/// Marks that this thread polls a request under a lock of its caller, for the lifetime of the object. Request::poll()
+/// then does no long work for other calls: the caller goes on to poll without its lock. Not while a user's function
+/// runs, which may make calls of its own.
 class BriefPolls {
  public:
-  explicit BriefPolls(bool brief = true) noexcept : outermost_(brief && enter()) {}
+  explicit BriefPolls(bool brief = true) noexcept : brief_(brief) {
+    if (brief_) set(true);
+  }
   BriefPolls(const BriefPolls&) = delete;
   BriefPolls& operator=(const BriefPolls&) = delete;
   ~BriefPolls() {
-    if (outermost_) leave();
+    if (brief_) set(false);
   }
   static bool here() noexcept;
 
  private:
-  static bool enter() noexcept;
-  static void leave() noexcept;
+  static void set(bool brief) noexcept;
 
-  const bool outermost_;
+  const bool brief_;
 };
 
 using Requests = std::vector<std::unique_ptr<Request>>;

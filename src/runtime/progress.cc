@@ -50,9 +50,7 @@ void poll_again_soon() noexcept { moved = true; }
 
 bool BriefPolls::here() noexcept { return briefly; }
 
-bool BriefPolls::enter() noexcept { return !std::exchange(briefly, true); }
-
-void BriefPolls::leave() noexcept { briefly = false; }
+void BriefPolls::set(bool brief) noexcept { briefly = brief; }
 
 void Progress::set_patience(int factor) noexcept {
   auto before = patience_.load(std::memory_order_relaxed);

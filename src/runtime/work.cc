@@ -53,22 +53,21 @@ std::string Work::what() const { return describe(*context_.backend, row(context_
 Subject Work::subject() const { return {*context_.group, context_.seq, row(context_.op).is(kPeer)}; }
 
 void Work::begin() noexcept {
-  const BriefPolls polls(context_.brief);
   try {
-    if (advance()) finish();
+    if (advance(context_.brief)) finish();
   } catch (...) {
     fail();
   }
 }
 
-bool Work::poll() noexcept {
+bool Work::poll(bool brief) noexcept {
   if (finished()) return true;
   if (Stop::forked()) [[unlikely]]
     return false;
   if (busy_.test_and_set(std::memory_order_acquire)) return completed();
   std::shared_ptr<Communicator> released;  // outside the turn: its end may wait for a library's threads
   try {
-    if (!finished() && advance()) released = finish();
+    if (!finished() && advance(brief)) released = finish();
   } catch (...) {
     released = fail();
   }
@@ -77,10 +76,12 @@ bool Work::poll() noexcept {
 }
 
 // True once all requests have ended; the last steps have then run, unless a request failed.
-bool Work::advance() {
-  while (next_ < requests_.size()) {
-    if (!requests_[next_]->poll()) return false;
-    ++next_;
+bool Work::advance(bool brief) {
+  {
+    const BriefPolls polls(brief);  // not in the last steps and callbacks
+    for (; next_ < requests_.size(); ++next_) {
+      if (!requests_[next_]->poll()) return false;
+    }
   }
   if (completed()) return true;
   plan_.conclude();

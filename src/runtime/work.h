@@ -128,8 +128,9 @@ class Work {
 
   /// Makes the first step of progress, before the Work is shared.
   void begin() noexcept;
-  /// Makes one step of progress; never waits. True once complete, with or without an error.
-  bool poll() noexcept;
+  /// Makes one step of progress; never waits. True once complete, with or without an error. `brief`: the caller holds a
+  /// lock (BriefPolls).
+  bool poll(bool brief = false) noexcept;
   /// Waits at most `limit`. False if the operation is still running then. Never throws.
   bool wait_for(Nanoseconds limit) noexcept { return wait_for(limit, false); }
   /// Like wait_for(), but also returns when the operation has a point.
@@ -200,7 +201,7 @@ class Work {
  private:
   bool wait_for(Nanoseconds limit, bool point_suffices) noexcept;
   bool take_turn() const noexcept;
-  bool advance();
+  bool advance(bool brief);
   std::shared_ptr<Communicator> fail() noexcept;
   void keep_error() noexcept;
   void complete() noexcept;

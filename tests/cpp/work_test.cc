@@ -41,11 +41,11 @@ class Gate : public Request {
   const std::atomic<bool>& open_;
 };
 
-std::shared_ptr<Work> work_of(std::unique_ptr<Request> request, Plan plan = {}) {
+std::shared_ptr<Work> work_of(std::unique_ptr<Request> request, Plan plan = {}, bool brief = false) {
   static const std::string label = "group 'g', rank 0 of 2";
   static const std::string backend = "fake";
-  auto work =
-      std::make_shared<Work>(Work::Context{Op::all_reduce, &label, &backend, nullptr, nullptr, 1s}, std::move(plan));
+  auto work = std::make_shared<Work>(
+      Work::Context{Op::all_reduce, &label, &backend, nullptr, nullptr, 1s, 0, -1, brief}, std::move(plan));
   Requests requests;
   requests.push_back(std::move(request));
   work->attach(std::move(requests));
@@ -133,6 +133,34 @@ TEST(an_error_in_the_last_steps_is_the_works) {
   auto work = work_of(std::make_unique<Countdown>(1), std::move(plan));
   CHECK(work->poll());
   CHECK(check::has(ranks::failure([&] { work->rethrow(); }).text, "no memory"));
+}
+
+// A step of a pass may make calls, whose polls must move all data.
+TEST(only_the_requests_of_a_brief_work_are_polled_briefly) {
+  struct Asks : Request {
+    explicit Asks(int polls) : left(polls) {}
+    bool poll() override {
+      CHECK(BriefPolls::here());
+      return --left == 0;
+    }
+    int left;
+  };
+  struct Lock final : CallerLock {
+    void release() override { CHECK(false); }
+  };
+  for (const int polls : {1, 2}) {  // the end is seen at the start, or in the wait under the caller's lock
+    int steps = 0;
+    Plan plan;
+    plan.after.emplace_back([&] {
+      CHECK(!BriefPolls::here());
+      ++steps;
+    });
+    const auto work = work_of(std::make_unique<Asks>(polls), std::move(plan), true);
+    work->begin();
+    Lock lock;
+    wait(*work, 10s, nullptr, &lock);
+    CHECK(work->finished() && steps == 1 && !BriefPolls::here());
+  }
 }
 
 // A thread that sees the work complete also sees its error, while another thread is just writing it.
