@@ -102,7 +102,7 @@ void Run::begin(const Start& first) {
       if (!task.late && ready(task)) take(id, first);
     }
     pass_over_done();
-    if (unissued_ == 0) issued_.store(true, std::memory_order_release);
+    if (unissued_ == 0) end_issues();
   } catch (...) {
     fail();
     throw;
@@ -121,7 +121,7 @@ bool Run::advance(IssueDelays* delays, std::optional<uint8_t> part) noexcept {
       }
     }
     pass_over_done();
-    if (unissued_ == 0) issued_.store(true, std::memory_order_release);
+    if (unissued_ == 0) end_issues();
   } catch (...) {
     fail();
   }
@@ -173,6 +173,12 @@ void Run::take(Schedule::Id id, const Start& start) {
   }
 }
 
+// Releases the communicators of late Issues: a request that the program keeps does not keep them.
+void Run::end_issues() {
+  later_ = nullptr;
+  issued_.store(true, std::memory_order_release);
+}
+
 // Only once per step: a request passes it on to the operations that it starts later, and a poll must stay cheap.
 void Run::notify(Step& step) const {
   if (!step.expedited && expedited()) {
@@ -215,6 +221,7 @@ bool Run::poll() {
 }
 
 bool Run::finished() {
+  later_ = nullptr;  // as after stop()
   bool running = false;
   for (Schedule::Id id = first_; id < steps_.size(); ++id) {
     while (steps_[id].state == State::Running) {

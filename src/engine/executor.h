@@ -54,9 +54,10 @@ class Run {
   bool issued() const { return issued_.load(std::memory_order_acquire); }
   /// For a run that is issued(): polls the running tasks. True once all tasks are complete; throws the first error.
   bool poll();
-  /// No request is running any more; after an error, this may be later than poll() reports.
+  /// For a run that is issued(): no request is running any more; after an error, this may be later than poll() reports.
   bool finished();
-  /// Ends a run that cannot go on, for the thread that drives: nothing more is started, and poll() throws this error.
+  /// Ends a run that cannot go on, for the thread that drives: nothing more is started, and poll() throws this error. A
+  /// lock may be held.
   void stop(const Error& error);
   /// A thread waits: expedites the running requests and those still to be started.
   void expedite() { expedited_.store(true, std::memory_order_relaxed); }
@@ -86,10 +87,11 @@ class Run {
   void poll_requests(Schedule::Id id);
   void notify(Step& step) const;
   void fail() noexcept;
+  void end_issues();
   void pass_over_done();
 
   const std::shared_ptr<Schedule> schedule_;
-  const Start later_;
+  Start later_;  // null when nothing is left to start
   std::vector<Step> steps_;
   Schedule::Id first_ = 0;  // tasks before it are complete
   Schedule::Id first_issue_ = 0;

@@ -52,6 +52,19 @@ TEST(held_calls_of_a_group_that_is_closed_fail) {
   CHECK(check::has(ranks::failure([&] { work->rethrow(); }).text, "fake.all_reduce", "the group has been destroyed"));
 }
 
+TEST(a_call_that_has_ended_does_not_keep_the_communicator_of_its_flush) {
+  for (const bool fails : {false, true}) {
+    One one(limits(16));
+    if (fails) one.fused.fail_after = 0;
+    Floats data(4);
+    const auto work = one.start(call(Op::all_reduce, data));
+    CHECK(work->wait_for(10s) && work->failed() == fails);
+    const std::weak_ptr<Communicator> known = one.shadow->group().find("fake")->communicator;
+    one.shadow->group().close();
+    CHECK(known.expired());
+  }
+}
+
 TEST(a_broken_agreement_refuses_later_calls) {
   Counter::Log log, fused;
   ranks::Alone alone([&] { return std::make_unique<Counter>(log); }, 2, 0);

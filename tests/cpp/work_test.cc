@@ -367,6 +367,22 @@ TEST(thousands_from_several_threads) {
   CHECK(finished == kThreads * kWorks && called == kThreads * kWorks);
 }
 
+TEST(a_complete_work_does_not_keep_what_has_started_its_late_issues) {
+  for (const bool fails : {false, true}) {
+    auto communicator = std::make_shared<int>(0);
+    const std::weak_ptr<int> known = communicator;
+    const auto executor = std::make_shared<Executor>(true);
+    const auto schedule = Schedule::make();
+    schedule->issue({}, {schedule->wait([](bool) { return true; })});
+    const auto run = std::make_shared<Run>(schedule, [kept = std::move(communicator), fails](const Task&, Requests&) {
+      if (fails) throw Error(ErrorCode::Backend, "link down");
+    });
+    executor->submit(run, nullptr);
+    const auto work = work_of(request_of(executor, run));
+    CHECK(!known.expired() && work->poll() && work->failed() == fails && known.expired());
+  }
+}
+
 TEST(a_run_that_has_no_work_any_more_ends_without_its_executors_lock) {
   struct Asks {
     ~Asks() { *queued = executor->statistics().queued; }

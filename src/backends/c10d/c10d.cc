@@ -116,7 +116,8 @@ bool tells(const c10d::Work& work) {
 // The step that follows an operation of the library; may be empty.
 using Then = std::function<void()>;
 
-// A work whose isCompleted() is reliable and whose wait() may time out without harm.
+// A work whose isCompleted() is reliable and whose wait() may time out without harm. It ends with the operation: a Work
+// that the program keeps keeps neither the library's connections nor scratch memory.
 class Polled : public Request {
  public:
   Polled(TorchWork work, Tensors kept, Then then)
@@ -124,14 +125,19 @@ class Polled : public Request {
 
   bool poll() override {
     if (!work_->isCompleted()) return false;
-    finish(*work_);
-    if (then_) then_();
+    const auto work = end();
+    const auto kept = std::exchange(kept_, {});
+    const auto then = std::exchange(then_, nullptr);
+    finish(*work);
+    if (then) then();
     return true;
   }
 
   bool block(nanoseconds limit) override {
+    const auto work = running();
+    if (!work) return true;
     try {
-      work_->wait(std::max(milliseconds(1), std::chrono::ceil<milliseconds>(limit)));
+      work->wait(std::max(milliseconds(1), std::chrono::ceil<milliseconds>(limit)));
     } catch (const std::exception&) {
       // The limit has passed or the operation has failed: poll() finds out which.
     }
@@ -139,9 +145,19 @@ class Polled : public Request {
   }
 
  private:
-  TorchWork work_;
+  TorchWork running() {
+    const std::lock_guard lock(mutex_);
+    return work_;
+  }
+  TorchWork end() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(work_, {});
+  }
+
+  TorchWork work_;  // written under the mutex, only by poll()
   Tensors kept_;
   Then then_;
+  std::mutex mutex_;
 };
 
 // A work of which only wait() is reliable: gloo's sends and receives end in it. It gets a thread when it is first

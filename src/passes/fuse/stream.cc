@@ -32,6 +32,7 @@ template <class Parts>
 void release(const Parts& parts, const std::shared_ptr<Work>& carrier, const std::optional<Error>& failure) {
   if (carrier != nullptr) carrier->set_part();  // until all calls have it: the first ones may have been abandoned
   for (const auto& part : parts) {
+    part->slot.communicator = nullptr;  // the program may keep the call's Work, which keeps the part
     if (carrier == nullptr) {
       part->fail(*failure);
     } else {
@@ -338,15 +339,17 @@ std::shared_ptr<Work> FuseStream::carry(const Parts& parts) {
 
 // The ranks can no longer agree on flushes: all held calls fail, and later ones are refused.
 void FuseStream::break_off(const Error& error) {
-  std::deque<std::shared_ptr<FusePart>> held;  // destroyed without the lock
+  std::deque<std::shared_ptr<FusePart>> held;  // released and destroyed without the lock
   std::shared_ptr<Run> round;
-  const std::lock_guard lock(mutex_);
-  round.swap(round_);
-  broken_ = Error(error.code(), "the ranks cannot agree on fused calls any more (" + std::string(error.what()) +
-                                    "); set the group's passes again on all its ranks, or go on with a new group");
-  held.swap(held_);
+  {
+    const std::lock_guard lock(mutex_);
+    round.swap(round_);
+    broken_ = Error(error.code(), "the ranks cannot agree on fused calls any more (" + std::string(error.what()) +
+                                      "); set the group's passes again on all its ranks, or go on with a new group");
+    held.swap(held_);
+    bytes_.clear();
+  }
   release(held, nullptr, error);
-  bytes_.clear();
 }
 
 }  // namespace mcr

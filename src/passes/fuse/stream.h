@@ -53,7 +53,7 @@ struct FusePart : Deferred {
   FusePart(const Call& held, const Slot& of, const FuseLimits& its, const FuseRest& rest, std::shared_ptr<void> owner);
 
   const Call call;  // its memory is kept by the call's Work
-  Slot slot;        // in the shadow group; a copy, which keeps the communicator even if the group removes it
+  Slot slot;        // in the shadow group; a copy, which keeps the communicator, until the call is no longer held
   const FuseLimits limits;
   const FuseKind kind;
   const std::shared_ptr<const Chain> chain;
