@@ -63,6 +63,7 @@ struct PlanControl::Look {
 void PlanControl::watch() {
   const std::lock_guard lock(mutex_);
   watching_ = true;
+  finding_ = false;
   finder_.reset();
 }
 
@@ -96,6 +97,7 @@ void PlanControl::set_plan(std::map<std::string, Forms> plans, std::vector<PlanP
       member.marks = marks_;
     }
     iteration_ = 0;
+    finding_ = false;
     enforcer_->set_order(std::move(order), calls, 0);  // no thread sees these plans with an earlier order
   }
   enforcer_->drive();
@@ -109,7 +111,10 @@ std::size_t PlanControl::find(const std::string& group, const What& what) {
   seen.named.assign(what.named == nullptr ? std::string_view() : *what.named);
   seen.fixed = what.fixed;
   const auto found = finder_.add(what.signature, std::hash<std::string>()(group));
-  if (found != 0) watching_ = false;
+  if (found != 0) {
+    watching_ = false;
+    finding_ = true;
+  }
   return found;
 }
 
@@ -165,9 +170,15 @@ PlanControl::Turn PlanControl::enter(const std::string& group, const What& what)
       handler_(*next.event, next.value);
     } catch (...) {
       give_back(group, next.turn);
+      if (next.event == Event::Found) find_again();
       throw;
     }
   }
+}
+
+void PlanControl::find_again() {
+  const std::lock_guard lock(mutex_);
+  if (std::exchange(finding_, false)) watching_ = true;
 }
 
 void PlanControl::give_back(const std::string& group, const Turn& turn) {

@@ -76,7 +76,8 @@ class PlanControl {
   /// Sets the plans of groups, by name, from the present call on, which must begin an iteration, and the order of their
   /// motifs; other groups have none. `calls`: of an iteration.
   void set_plan(std::map<std::string, std::vector<PlannedForm>> plans, std::vector<PlanPlace> order, uint32_t calls);
-  /// Takes the next turn of a group's plan. What the handler throws leaves the call uncounted.
+  /// Takes the next turn of a group's plan. What the handler throws leaves the call uncounted, and, if it has set no
+  /// plan, iterations to be found.
   Turn enter(const std::string& group, const What& what);
   /// Takes back the group's latest turn, whose call has failed before anything was sent, perhaps only on this rank: it
   /// is not counted among the calls that are watched, either, unless another thread's call has been counted since.
@@ -98,6 +99,7 @@ class PlanControl {
   struct Look;
   Step step(const std::string& group, const What& what, Look& look);
   std::size_t find(const std::string& group, const What& what);
+  void find_again();
 
   const Handler handler_;
   const std::shared_ptr<Enforcer> enforcer_ = std::make_shared<Enforcer>();
@@ -107,6 +109,7 @@ class PlanControl {
   int64_t iteration_ = -1;
   int64_t marks_ = 0;  // of the program so far
   bool watching_ = true;
+  bool finding_ = false;  // iterations have been found, and since then neither a plan was set nor watch() called
   IterationFinder finder_;
   std::vector<Seen> seen_ = std::vector<Seen>(2 * IterationFinder::kLongest);  // a ring
   std::size_t seen_count_ = 0;  // never begins again, so that each has a number of its own
