@@ -114,8 +114,9 @@ TEST(a_call_that_is_not_sent_gives_its_turn_back) {
 
 namespace {
 
-// The calls until an iteration of seven has been found. Each may fail once before it is sent, and another one, which
-// the program does not make again; it may mark iterations, also when it makes a call again.
+// The calls until an iteration of seven has been found. Each may fail before it is sent, alone and after another
+// thread's call has failed, which the program does not make again; it may mark iterations, also when it makes a call
+// again.
 std::size_t calls_until_found(bool fails, bool marks) {
   bool found = false;
   PlanControl control([&](PlanControl::Event event, int64_t value) {
@@ -130,7 +131,9 @@ std::size_t calls_until_found(bool fails, bool marks) {
     if (marked) control.mark();
     if (fails) {
       control.give_back("a group", control.enter("a group", call));
-      control.give_back("a group", control.enter("a group", {100}));
+      const auto first = control.enter("a group", call), other = control.enter("another group", {100});
+      control.give_back("another group", other);
+      control.give_back("a group", first);
       if (marked) control.mark();
     }
     if (!found) control.enter("a group", call);
@@ -159,5 +162,26 @@ TEST(a_call_that_the_handler_refuses_is_not_counted) {
     if (iteration % 2 == 1) CHECK(ranks::failure([&] { control.enter("a group", {}); }).text == "refused");
     CHECK(control.enter("a group", {}).iteration == iteration);
     CHECK(told == iteration + 1);
+  }
+}
+
+TEST(iterations_that_the_handler_could_not_take_are_found_again) {
+  for (const bool plans : {false, true}) {
+    int found = 0;
+    PlanControl control([&](PlanControl::Event event, int64_t) {
+      if (event != PlanControl::Event::Found) return;
+      ++found;
+      if (plans) control.set_plan({}, {}, 0);
+      throw Error(ErrorCode::Backend, "refused");
+    });
+    const auto enter = [&](uint64_t call) { control.enter("a group", {call % 7}); };
+    uint64_t call = 0;
+    const auto refused = ranks::failure([&] {
+      for (; call < 1000; ++call) enter(call);
+    });
+    CHECK(found == 1 && refused.text == "refused");
+    if (plans) enter(call);
+    if (!plans) CHECK(ranks::failure([&] { enter(call); }).text == "refused");
+    CHECK(found == (plans ? 1 : 2));
   }
 }

@@ -30,9 +30,10 @@ void IterationFinder::take_back() {
   const auto number = --count_;
   if (marks_) {
     const bool marked = now_.marked;  // since then
-    now_ = before_;
+    const auto& before = before_[number % kTakenBack];
+    now_ = before.marks;
     now_.marked = now_.marked || marked;
-    if (now_.interval <= kLongest) runs_[now_.interval] = run_before_;
+    if (now_.interval <= kLongest) runs_[now_.interval] = before.run;
     return;
   }
   if (number >= kPatience) return;
@@ -81,8 +82,7 @@ bool IterationFinder::primitive(std::size_t period) const {
 std::size_t IterationFinder::marked() {
   const auto number = count_ - 1;
   auto& [marked, since, interval] = now_;
-  before_ = now_;
-  if (interval <= kLongest) run_before_ = runs_[interval];
+  before_[number % kTakenBack] = {now_, interval <= kLongest ? runs_[interval] : Run{}};
   ++since;
   if (interval > 0 && interval <= kLongest && number >= interval) {
     auto& run = runs_[interval];

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <unordered_map>
@@ -19,11 +20,13 @@ class IterationFinder {
   /// A program that has no iterations for so many calls is left alone for kRest calls, as looking takes time.
   static constexpr std::size_t kPatience = 16 * kLongest, kRest = 8 * kPatience;
 
+  static constexpr std::size_t kTakenBack = 4;  // as several threads make calls
+
   /// Adds a call of a group. Returns the number of calls of an iteration, if it is known and this call begins one; else
   /// 0. Iterations begin where their signatures are the least of all rotations, so that they are found again where they
   /// were found before. `group`: of this process; the beginning does not depend on it.
   std::size_t add(uint64_t signature, uint64_t group);
-  /// Takes back the last call that was added, once: it has not been made.
+  /// Takes back the last call that was added, which has not been made; at most kTakenBack in a row.
   void take_back();
   /// The next call begins an iteration, as the program says: from now on iterations begin only at such calls.
   void mark();
@@ -50,6 +53,11 @@ class IterationFinder {
     bool marked = false;                  // before the next call
     std::size_t since = 0, interval = 0;  // calls since the last mark, and between the last two
   };
+  // Before a call.
+  struct Before {
+    Marks marks;
+    Run run;  // of marks.interval
+  };
 
   Seen& seen(std::size_t number) { return seen_[number % seen_.size()]; }
   const Seen& seen(std::size_t number) const { return seen_[number % seen_.size()]; }
@@ -64,9 +72,9 @@ class IterationFinder {
   std::unordered_map<uint64_t, std::size_t> newest_;          // by key: the number of the newest call; without marks
   std::vector<Run> runs_ = std::vector<Run>(kLongest + 1);    // by period
   bool marks_ = false;                                        // the program marks iterations
-  Marks now_, before_;                                        // before_: without the last call
-  Run run_before_;                                            // of before_.interval, without the last call
-  std::unordered_map<std::size_t, std::size_t> demands_;      // by period: repetitions
+  Marks now_;
+  std::array<Before, kTakenBack> before_;                 // with marks: the newest calls, by number
+  std::unordered_map<std::size_t, std::size_t> demands_;  // by period: repetitions
 };
 
 }  // namespace mcr
