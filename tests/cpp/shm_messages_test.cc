@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
+#include <future>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -207,4 +208,32 @@ TEST(the_bytes_of_messages_count_as_moved) {
     CHECK(to == from && received >= kSent);
     CHECK(reads ? sent < kSent : sent >= kSent);
   }
+}
+
+TEST(a_large_message_does_not_hold_up_collectives) {
+  std::atomic<bool> arrives{false};
+  std::promise<void> entered;
+  together(2, [&](shm::Engine& engine, int rank) {
+    constexpr int64_t kLarge = 8 << 20;
+    auto data = rank == 0 ? values(0, kLarge) : Numbers(kLarge), small = values(rank, 9);
+    const auto transfer = call_of(rank == 0 ? Op::send : Op::recv, nullptr, &data, 1 - rank);
+    Lane message(false), collective(false);
+    if (rank == 1) engine.collective(call_of(Op::all_reduce, nullptr, &small), collective);
+    engine.message(transfer, message);
+    auto moving = message.take();
+    if (rank == 0) {
+      while (!arrives) CHECK(!moving.front()->poll());
+      engine.collective(call_of(Op::all_reduce, nullptr, &small), collective);
+      entered.set_value();
+      wait(collective.take());
+    } else {
+      while (data.front() == 0) CHECK(!moving.front()->poll());
+      arrives = true;
+      entered.get_future().wait();
+      wait(collective.take());
+      CHECK(!moving.front()->poll());
+    }
+    wait(std::move(moving));
+    CHECK(data == values(0, kLarge) && small == sums(2, 9));
+  });
 }

@@ -312,9 +312,10 @@ void Engine::move_messages(Burst& burst) {
 // With the turn. True if other ranks may wait for this progress, or if an operation is complete. `brief`: advances only
 // small collectives, and those behind large ones wait.
 bool Engine::advance_all(bool brief) {
-  Burst burst;
+  Burst messages, burst;  // a large message does not hold up the collectives
   bool some = false;
-  if (!brief) move_messages(burst);
+  if (!brief) move_messages(messages);
+  burst.published = messages.published;
   while (!queue_.empty() && burst.left > 0) {
     auto& first = *queue_.front();
     const Blocks blocks(first.call, rank_, size_);
