@@ -97,7 +97,6 @@ class Tree {
     Schedule::Ids ids;
     each_message(op, static_cast<int>(peer), buffer, call_.dtype, call_.timeout, [&](const Call& piece) {
       ids.push_back(schedule_.issue(piece, schedule_.late_after(after), static_cast<uint8_t>(motif)));
-      schedule_.set_stage(ids.back(), static_cast<uint32_t>(motif + 1));
     });
     return ids;
   }

@@ -34,10 +34,10 @@ bool has_motifs(const Call& call);
 /// The number of motifs; 0 if the call has no such form. A function of values that are equal on all ranks.
 int motif_count(const MotifForm& form, const Call& call, int size);
 
-/// Adds the tasks of a call in this form. Task::part of an Issue is the index of its motif, and its stage one more. All
-/// Issues are late, so that an executor decides when each motif is issued. A motif of a tree has several messages on
-/// some ranks, and none on others; every other motif is one call. Throws InvalidArgument if the call has no such form,
-/// or if it has more than kMost motifs.
+/// Adds the tasks of a call in this form. Task::part of an Issue is the index of its motif. All Issues are late, so
+/// that an executor decides when each motif is issued. A motif of a tree has several messages on some ranks, and none
+/// on others; every other motif is one call. Throws InvalidArgument if the call has no such form, or if it has more
+/// than kMost motifs.
 void motifs(const Call& call, int rank, int size, const MotifForm& form, Schedule& schedule);
 
 }  // namespace mcr

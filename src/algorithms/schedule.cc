@@ -55,7 +55,7 @@ Schedule::Id Schedule::add(Task::Kind kind, const Call& call, After after, Step 
 Schedule::Id Schedule::issue(const Call& call, After after, uint8_t part) {
   const Id id = add(Task::Kind::Issue, call, after);
   tasks_[id].part = part;
-  if (tasks_[id].late) tasks_[id].stage = ++stages_;
+  late_ = late_ || tasks_[id].late;
   return id;
 }
 

@@ -32,11 +32,9 @@ struct Task {
   static constexpr uint32_t kNone = ~uint32_t{0};
 
   Kind kind = Kind::Issue;
-  uint8_t part = 0;    // for an Issue: which of the candidate's backends gets it
-  uint32_t stage = 0;  // for an Issue: 0 if it is not late, else 1 + the number of late Issues added before it, unless
-                       // set_stage() has changed it; simulations match Issues by it
-  bool late = false;   // it waits for an Issue or a Wait, directly or indirectly
-  Call call;           // for Encode and Decode: what they read and write, for the cost model
+  uint8_t part = 0;   // for an Issue: which of the candidate's backends gets it
+  bool late = false;  // it waits for an Issue or a Wait, directly or indirectly
+  Call call;          // for Encode and Decode: what they read and write, for the cost model
   uint32_t function = kNone;
   uint32_t first_edge = 0;  // of its predecessors, in Schedule::after()
   uint32_t edges = 0;
@@ -44,8 +42,8 @@ struct Task {
 
 /// The tasks of one call on one rank, and the memory that they need in addition to the caller's. A task waits for its
 /// predecessors, which were added before it. Tasks without a path between them may run in any order, except that Issues
-/// of one part and one stage are issued in the order in which they were added. Everything but data is in one block, so
-/// that an ordinary schedule costs one allocation, and with make() usually none. Not thread-safe.
+/// of one part are issued in the order in which they were added, late ones among themselves. Everything but data is in
+/// one block, so that an ordinary schedule costs one allocation, and with make() usually none. Not thread-safe.
 class Schedule {
  public:
   using Id = uint32_t;
@@ -105,9 +103,6 @@ class Schedule {
   /// ends at once.
   Ids late_after(Ids after);
 
-  /// Gives a late Issue the stage of others.
-  void set_stage(Id issue, uint32_t stage) { tasks_[issue].stage = stage; }
-
   /// Sets the call of an Issue that has not been issued, for example to sizes that an earlier task found.
   void set_call(Id issue, const Call& call) { tasks_[issue].call = call; }
 
@@ -138,7 +133,7 @@ class Schedule {
 
   std::span<const Task> tasks() const { return tasks_; }
   /// Whether the schedule has late Issues.
-  bool late() const { return stages_ != 0; }
+  bool late() const { return late_; }
   std::span<const Id> after(const Task& task) const {
     return std::span<const Id>(edges_).subspan(task.first_edge, task.edges);
   }
@@ -181,7 +176,7 @@ class Schedule {
   std::pmr::vector<Step> steps_{&block_};
   std::pmr::vector<Object> objects_{&block_};
   std::pmr::vector<Scratch> memory_{&block_};
-  uint32_t stages_ = 0;  // late Issues so far
+  bool late_ = false;
   int source_ = -1;
   bool expedited_ = false;  // for the Wait that is being polled
 };

@@ -92,7 +92,7 @@ class Simulator {
     int64_t left = 0;                                        // ticks of work
     int64_t slow = 1, fast = 1;                              // it works `fast` of every `slow` ticks
   };
-  using Communicator = std::tuple<uint32_t, std::string, int>;  // group, candidate, stage
+  using Communicator = std::tuple<uint32_t, std::string, bool>;  // group, candidate, whether it is the stage's
   using Key = std::tuple<int64_t, int64_t, uint32_t, uint32_t, Index>;
   // Members that have issued a collective, or one side of a message, in order.
   using Issued = std::map<int, std::deque<Index>>;
@@ -104,7 +104,7 @@ class Simulator {
   const Job::Part& part(const Node& node) const { return jobs_[node.job].parts[task(node).part]; }
   const std::vector<int>& group(const Node& node) const { return world_.groups[part(node).group]; }
   Communicator communicator(const Node& node) const {
-    return {part(node).group, part(node).candidate, task(node).stage};
+    return {part(node).group, part(node).candidate, task(node).late};
   }
   std::string name(const Node& node) const {
     return "rank " + std::to_string(jobs_[node.job].rank) + ": task " + std::to_string(node.task) + " of job " +

@@ -44,7 +44,8 @@ struct World {
   bool together = false;        // all ranks' jobs are given; false: one rank stands for all and waits for no other
   std::vector<int> hosts = {};  // of each rank; empty: all on one host
   QueueOrder order = QueueOrder::Arrival;
-  bool in_order = true;  // Issues on one communicator, stage and rank start as added; false: to find an order
+  bool in_order = true;  // Issues of a rank on one communicator, which late ones have for themselves, start as added;
+                         // false: to find an order
 };
 
 struct Simulation {

@@ -2,7 +2,6 @@
 #include "interpreter.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -145,9 +144,10 @@ class Run {
 
  private:
   enum class State : uint8_t { Waiting, Issued, Done };
-  // A communicator: the part, the stage, and its ranks.
+  // A communicator: the part, whether it is that of late Issues, and its ranks.
   struct Channel {
-    int part, stage;
+    int part;
+    bool late;
     std::vector<int> ranks;
     auto operator<=>(const Channel&) const = default;
   };
@@ -165,26 +165,25 @@ class Run {
   const Task& task(std::size_t rank, uint32_t id) const { return ranks_[rank].schedule->tasks()[id]; }
   Channel channel(std::size_t rank, uint32_t id) const {
     const Task& one = task(rank, id);
-    if (members_ != nullptr) return {one.part, 0, members_(static_cast<int>(rank), one.part)};
+    if (members_ != nullptr) return {one.part, false, members_(static_cast<int>(rank), one.part)};
     std::vector<int> all(ranks_.size());
     std::iota(all.begin(), all.end(), 0);
-    return {one.part, static_cast<int>(one.stage), all};
+    return {one.part, one.late, all};
   }
 
-  // Every task that could run next. Of the Issues on one communicator the first one of each rank: they keep their
-  // order.
+  // Every task that could run next. Issues on one communicator keep their order on each rank.
   std::vector<std::pair<std::size_t, uint32_t>> candidates() {
     std::vector<std::pair<std::size_t, uint32_t>> found;
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
       std::set<Channel> issued;
-      std::array<bool, 2> blocked{};  // by an Issue, and by a late Issue, before it
+      std::set<std::pair<int, bool>> waiting;  // the part, with members of any part, and whether it is late
       auto& [schedule, states, collectives, first] = ranks_[rank];
       while (first < states.size() && states[first] != State::Waiting) ++first;
       for (uint32_t id = first; id < states.size(); ++id) {
         if (states[id] != State::Waiting) continue;
         const bool issue = task(rank, id).kind == Task::Kind::Issue;
-        const bool ordered = members_ != nullptr && issue;
-        if (ordered && std::exchange(blocked[task(rank, id).late ? 1 : 0], true)) continue;
+        const int part = members_ == nullptr ? task(rank, id).part : 0;
+        if (issue && !waiting.emplace(part, task(rank, id).late).second) continue;
         if (!ready(rank, id)) continue;
         if (!issue || issued.insert(channel(rank, id)).second) found.emplace_back(rank, id);
       }
@@ -278,7 +277,7 @@ class Run {
   }
 
   std::mt19937 generator_;
-  const Members members_;  // null: all ranks, and each stage has its own communicator
+  const Members members_;  // null: all ranks, and late Issues have their own communicator
   std::vector<Rank> ranks_;
   std::map<std::tuple<Channel, std::size_t, std::size_t>, Wire> messages_;
   // A collective that all ranks of a communicator have issued, and its task on each of them.

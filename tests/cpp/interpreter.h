@@ -25,8 +25,8 @@ std::string run(std::span<mcr::Schedule> schedules, uint32_t seed);
 /// The ranks of the communicator that a rank uses for a part, in its order.
 using Members = std::function<std::vector<int>(int rank, uint8_t part)>;
 
-/// As run(), for parts with communicators of their own, of some of the ranks. Issues start in the order in which they
-/// were added, late ones among themselves, as by an executor with one stage.
+/// As run(), for parts with communicators of their own, of some of the ranks. Issues of all parts start in the order in
+/// which they were added, late ones among themselves, as by an executor with one stage.
 std::string run(std::span<mcr::Schedule> schedules, uint32_t seed, const Members& members);
 
 }  // namespace interpreter

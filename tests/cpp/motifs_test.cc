@@ -57,13 +57,13 @@ std::vector<Call> issues_of(const Schedule& schedule) {
   return found;
 }
 
-// Issues are late and have their motif as part, and its stage; what runs before the first ones is not late, so that it
-// begins at once. Motifs are single calls in order, except those of a tree.
+// Issues are late and have their motif as part; what runs before the first ones is not late, so that it begins at once.
+// Motifs are single calls in order, except those of a tree.
 bool well_formed(const Schedule& schedule, int count, bool tree) {
   int issues = 0;
   for (const auto& task : schedule.tasks()) {
     if (task.kind != Task::Kind::Issue) continue;
-    if (!task.late || task.call.variant != 0 || task.stage != task.part + 1U || task.part >= count) return false;
+    if (!task.late || task.call.variant != 0 || task.part >= count) return false;
     if (task.part != issues++ && !tree) return false;
     if (tree && !row(task.call.op).is(kPeer)) return false;
   }

@@ -193,7 +193,7 @@ TEST(jobs_follow_jobs_and_wait) {
   jobs.push_back({.after = {1}, .work = cost(1000, 0, {{core, kUnit}})});
   const auto found = simulate(jobs, model, alone());
   CHECK(found.tasks[1][0].end == 70 && found.tasks[1][1].ready == 70);
-  CHECK(found.tasks[1][1].issued == 100);  // another stage than job 0's, but the same link
+  CHECK(found.tasks[1][1].issued == 100);  // on the stage, unlike job 0's, but on the same link
   CHECK(found.ends == std::vector<int64_t>{100, 150, 510, 2150, 2150});
 }
 
@@ -273,6 +273,17 @@ TEST(a_receive_ends_with_its_message) {
   jobs[0].release = 30;
   const auto found = simulate(jobs, model, together(2));
   CHECK(found.tasks[1][0].issued == 0 && found.tasks[1][0].start == 30 && found.ends[1] == 80 && found.ends[0] == 80);
+}
+
+TEST(collectives_match_on_ranks_with_different_numbers_of_late_issues) {
+  CostModel model;
+  model.add(issue(Op::send, "x"), cost(10));
+  model.add(issue(Op::broadcast, "x"), cost(100));
+  Schedule sends, receives, rest;
+  sends.issue(call_of(Op::send, 40, 1), sends.late_after({}));
+  receives.issue(call_of(Op::recv, 40, 0), receives.late_after({}));
+  for (auto* each : {&sends, &receives, &rest}) each->issue(call_of(Op::broadcast, 1), each->late_after({}));
+  CHECK(simulate(std::vector{job(sends, 0), job(receives, 1), job(rest, 2)}, model, together(3)).end == 100);
 }
 
 TEST(what_never_ends_is_found) {
