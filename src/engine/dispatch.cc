@@ -137,9 +137,9 @@ std::shared_ptr<Work> make_work(Passage& passage, Requests requests, std::shared
   auto& [group, slot, call, plan, asynchronous, interrupt, notes] = passage;
   if (plan.keep != nullptr) plan.kept = plan.keep(plan.keeper);
   auto& chosen = slot == nullptr ? group.slots().front() : *slot;
-  auto made = make_pooled<Work>(Work::Context{call.op, &group.position().label(), &chosen.name, chosen.communicator,
+  auto made = make_pooled<Work>(Work::Context{call.op, &group.position().label(), &chosen.name,
                                               &chosen.backend.progress, call.timeout, notes.seq, notes.bytes, brief},
-                                std::move(plan));
+                                std::move(plan), chosen.communicator);
   made->attach(std::move(requests));
   made->set_point(std::move(point));
   return made;

@@ -90,18 +90,18 @@ class Work {
   /// The call's identity, for errors, and objects that outlive it.
   struct Context {
     Op op;
-    const std::string* group;                    // its label, from Position: it lives as long as the process
-    const std::string* backend;                  // owned by the registry, which is never destroyed
-    std::shared_ptr<Communicator> communicator;  // the Work keeps it until it has finished
-    Progress* progress;                          // its backend's, also owned by the registry
-    std::chrono::milliseconds limit;             // the limit of wait() if none is given
-    int64_t seq = 0;                             // the call's number in its group
-    int64_t bytes = -1;                          // the data's size; -1 where ranks may see different sizes
-    bool brief = false;                          // polls of its requests are brief (Communicator::brief)
+    const std::string* group;         // its label, from Position: it lives as long as the process
+    const std::string* backend;       // owned by the registry, which is never destroyed
+    Progress* progress;               // its backend's, also owned by the registry
+    std::chrono::milliseconds limit;  // the limit of wait() if none is given
+    int64_t seq = 0;                  // the call's number in its group
+    int64_t bytes = -1;               // the data's size; -1 where ranks may see different sizes
+    bool brief = false;               // polls of its requests are brief (Communicator::brief)
   };
 
-  Work(Context&& context, Plan&& plan)
-      : communicator_(std::move(context.communicator)), context_(std::move(context)), plan_(std::move(plan)) {}
+  /// The Work keeps `communicator`, which may be null, until it has finished.
+  Work(const Context& context, Plan&& plan, std::shared_ptr<Communicator> communicator = nullptr)
+      : communicator_(std::move(communicator)), context_(context), plan_(std::move(plan)) {}
   ~Work();
   Work(const Work&) = delete;
   Work& operator=(const Work&) = delete;
@@ -172,7 +172,6 @@ class Work {
   Progress* progress() const { return context_.progress; }
   std::chrono::milliseconds limit() const { return context_.limit; }
   std::string what() const;
-  /// Without the communicator.
   const Context& context() const { return context_; }
   /// The operation runs, and its communicator has been given up. False also while a thread polls it.
   bool given_up() const noexcept;

@@ -44,8 +44,8 @@ class Gate : public Request {
 std::shared_ptr<Work> work_of(std::unique_ptr<Request> request, Plan plan = {}, bool brief = false) {
   static const std::string label = "group 'g', rank 0 of 2";
   static const std::string backend = "fake";
-  auto work = std::make_shared<Work>(
-      Work::Context{Op::all_reduce, &label, &backend, nullptr, nullptr, 1s, 0, -1, brief}, std::move(plan));
+  auto work = std::make_shared<Work>(Work::Context{Op::all_reduce, &label, &backend, nullptr, 1s, 0, -1, brief},
+                                     std::move(plan));
   Requests requests;
   requests.push_back(std::move(request));
   work->attach(std::move(requests));
@@ -56,7 +56,7 @@ std::shared_ptr<Work> work_of(std::unique_ptr<Request> request, Plan plan = {}, 
 
 TEST(a_work_without_requests_is_complete_at_once) {
   const std::string label = "g";
-  Work work(Work::Context{Op::barrier, &label, nullptr, nullptr, nullptr, 1s}, {});
+  Work work(Work::Context{Op::barrier, &label, nullptr, nullptr, 1s}, {});
   CHECK(!work.completed() && work.poll() && work.completed() && work.source() == -1);
 }
 
