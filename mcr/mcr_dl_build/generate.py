@@ -194,8 +194,8 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "parts: list[tuple[Group | None, str]]) -> None:",
         "def _connect_themis(self, backend: str, network: list[tuple[str, int, int, int, int]], ranks: list[int], "
         "exchanges: list[bool], parts: list[tuple[Group, str]]) -> None:",
-        "def _set_stages(self, late: Group) -> None:",
-        "def _has_stages(self) -> bool:",
+        "def _set_stage(self, late: Group) -> None:",
+        "def _has_stage(self) -> bool:",
         "def _late_issues(self) -> dict[str, dict[str, float]]:",
         "def _stage(self, chunk: int) -> None:",
         "def _disconnect(self, name: str) -> None:",

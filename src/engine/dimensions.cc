@@ -8,7 +8,7 @@
 #include "base/pool.h"
 #include "base/text.h"
 #include "engine/dispatch.h"
-#include "engine/stages.h"
+#include "engine/stage.h"
 #include "runtime/striped.h"
 
 namespace mcr {

@@ -82,7 +82,7 @@ Run::Run(std::shared_ptr<Schedule> schedule, Start later)
       late_(schedule_->late()) {
   if (late_ && later_ == nullptr) {
     throw Error(ErrorCode::InvalidArgument,
-                "schedule: expected Issues that wait for no other, as there are no stages, got a late one");
+                "schedule: expected Issues that wait for no other, as there is no stage, got a late one");
   }
   const auto issues = [](const Task& task) { return task.kind == Task::Kind::Issue; };
   const auto tasks = schedule_->tasks();

@@ -210,7 +210,7 @@ std::shared_ptr<Work> Staging::start(Passage& passage, bool direct) {
       std::make_shared<Staged>(Staged::Place{streams.lane(call.device, 0), inward, chunk_, direct}, passage, caller);
   const auto schedule = Schedule::make();
   Staged::build(staged, *schedule);
-  auto request = stages_->submit(passage, schedule, nullptr, Stages::LateFor::Device);
+  auto request = stage_->submit(passage, schedule, nullptr, Stage::LateFor::Device);
   request = std::make_unique<StagedEnd>(std::move(request), passage.plan.behind.take(), point, inward);
   return hold(passage, std::move(request), std::move(point));
 }

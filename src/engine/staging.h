@@ -8,24 +8,24 @@
 #include <utility>
 
 #include "engine/pass.h"
-#include "engine/stages.h"
+#include "engine/stage.h"
 
 namespace mcr {
 
 /// One per group. The host's part of a call is issued when the copy has arrived: as a late Issue, on the group's
-/// stages. Thread-safe.
+/// stage. Thread-safe.
 class Staging {
  public:
   /// Calls on one buffer of more than `chunk` bytes are split into pieces of that size, so that copies and
   /// communication overlap; 0: no splitting. Equal on all ranks.
-  Staging(std::shared_ptr<Stages> stages, int64_t chunk) : stages_(std::move(stages)), chunk_(chunk) {}
+  Staging(std::shared_ptr<Stage> stage, int64_t chunk) : stage_(std::move(stage)), chunk_(chunk) {}
 
   /// Starts a call that has its slot. `direct` (of its Decision): the library gets the device memory itself, once the
   /// device has done its earlier work.
   std::shared_ptr<Work> start(Passage& passage, bool direct);
 
  private:
-  const std::shared_ptr<Stages> stages_;
+  const std::shared_ptr<Stage> stage_;
   const int64_t chunk_;
 };
 

@@ -18,7 +18,7 @@
 namespace mcr {
 
 struct Candidate;
-class Stages;
+class Stage;
 class Staging;
 
 /// The error of a call on a group that is closed.
@@ -87,12 +87,12 @@ class Group : public std::enable_shared_from_this<Group> {
   std::shared_ptr<const Chain> chain() const { return position_->chain(); }
   /// Sets where late Issues go, and the group used for that, which close() closes too. Once, under the rules of
   /// set_passes().
-  void set_stages(std::shared_ptr<Stages> stages, std::shared_ptr<Group> group) {
-    stages_ = std::move(stages);
+  void set_stage(std::shared_ptr<Stage> stage, std::shared_ptr<Group> group) {
+    stage_ = std::move(stage);
     stage_group_ = std::move(group);
   }
-  /// Null until some part of the group needs the stage.
-  const std::shared_ptr<Stages>& stages() const { return stages_; }
+  /// Null until a pass or a device needs it.
+  const std::shared_ptr<Stage>& stage() const { return stage_; }
   /// Sets how tensors of devices reach libraries that take only host memory; null: they do not. As set_passes().
   void set_staging(std::shared_ptr<Staging> staging) { staging_ = std::move(staging); }
   Staging* staging() const { return staging_.get(); }
@@ -155,7 +155,7 @@ class Group : public std::enable_shared_from_this<Group> {
   std::list<Slot> named_;  // guarded by mutex_: the other shares of striped backends that calls have named
   Selector selector_;
   std::shared_ptr<Staging> staging_;
-  std::shared_ptr<Stages> stages_;
+  std::shared_ptr<Stage> stage_;
   std::shared_ptr<Group> stage_group_;
 };
 

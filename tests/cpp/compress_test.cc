@@ -91,12 +91,12 @@ Call call_of(Op op, std::vector<float>& out, const char* codec, int root = 0) {
   return call;
 }
 
-std::shared_ptr<Stages> stages(const std::shared_ptr<Group>& shadow) { return std::make_shared<Stages>(shadow); }
+std::shared_ptr<Stage> stage_on(const std::shared_ptr<Group>& shadow) { return std::make_shared<Stage>(shadow); }
 
 // Runs `body` on threads as ranks whose groups compress.
 void compressed(int size, const std::function<void(Group&)>& body, const CompressDefaults& defaults = {}) {
   ranks::together(size, [&](Group& group, const std::shared_ptr<Group>& shadow) {
-    const auto pass = std::make_shared<Compress>(stages(shadow), defaults);
+    const auto pass = std::make_shared<Compress>(stage_on(shadow), defaults);
     group.set_passes({pass});
     body(group);
     CHECK(pass->synchronize(std::chrono::seconds(10)));
@@ -156,7 +156,7 @@ TEST(later_passes_see_the_priority_and_the_key) {
     for (const auto op : {Op::all_reduce, Op::broadcast}) {
       ranks::together(2, [&](Group& group, const std::shared_ptr<Group>& shadow) {
         const auto notes = std::make_shared<Notes>();
-        const auto pass = std::make_shared<Compress>(stages(shadow), CompressDefaults{});
+        const auto pass = std::make_shared<Compress>(stage_on(shadow), CompressDefaults{});
         group.set_passes({pass, notes});
         std::vector<float> values(8, 1);
         auto call = call_of(op, values, codec);
@@ -181,7 +181,7 @@ TEST(the_bytes_that_an_all_reduce_sends) {
   for (const auto& each : {Case{"bf16", 1, 24}, Case{"zeros", 0, 2}, Case{"zeros", 1, 34}}) {
     ranks::together(2, [&](Group& group, const std::shared_ptr<Group>& shadow) {
       const auto sent = std::make_shared<Sent>();
-      const auto pass = std::make_shared<Compress>(stages(shadow), CompressDefaults{});
+      const auto pass = std::make_shared<Compress>(stage_on(shadow), CompressDefaults{});
       group.set_passes({sent, pass});
       std::vector<float> values(8, each.value);
       ranks::run(group, call_of(Op::all_reduce, values, each.codec));
@@ -291,8 +291,8 @@ TEST(messages_of_unknown_size) {
 
 TEST(messages_under_way_while_the_pass_changes) {
   ranks::together(2, [](Group& group, const std::shared_ptr<Group>& shadow) {
-    const auto both = stages(shadow);
-    const auto renew = [&] { group.set_passes({std::make_shared<Compress>(both, CompressDefaults{})}); };
+    const auto stage = stage_on(shadow);
+    const auto renew = [&] { group.set_passes({std::make_shared<Compress>(stage, CompressDefaults{})}); };
     const auto message = [&](std::vector<float>& values, int tag) {
       auto call = call_of(group.rank() == 0 ? Op::send : Op::recv, values, "zeros", 1 - group.rank());
       call.tag = tag;
@@ -382,7 +382,7 @@ TEST(calls_begin_while_a_codec_works_for_another_thread) {
 
 TEST(later_phases_keep_a_candidate_that_the_group_gives_up) {
   ranks::together(2, [](Group& group, const std::shared_ptr<Group>& shadow) {
-    const auto pass = std::make_shared<Compress>(stages(shadow), CompressDefaults{});
+    const auto pass = std::make_shared<Compress>(stage_on(shadow), CompressDefaults{});
     group.set_passes({pass});
     std::vector<float> values(10, 1);
     const auto work = ranks::start(group, call_of(Op::all_reduce, values, "zeros"));

@@ -316,7 +316,7 @@ TEST(a_task_may_throw_anything) {
   }
 }
 
-TEST(late_issues_need_stages) {
+TEST(late_issues_need_a_stage) {
   Bench bench;
   auto schedule = std::make_shared<Schedule>();
   bench.chain(*schedule, 2);

@@ -38,12 +38,12 @@ Call on_device(Op op) {
 void staged(int size, const std::function<void(Group&)>& body) {
   simulated::start();
   ranks::together(size, [&](Group& group, const std::shared_ptr<Group>& shadow) {
-    const auto stages = std::make_shared<Stages>(shadow);
-    group.set_stages(stages, shadow);
-    group.set_staging(std::make_shared<Staging>(stages, kChunk));
+    const auto stage = std::make_shared<Stage>(shadow);
+    group.set_stage(stage, shadow);
+    group.set_staging(std::make_shared<Staging>(stage, kChunk));
     body(group);
     simulated::finish(simulated::current());
-    CHECK(stages->synchronize(10s));
+    CHECK(stage->synchronize(10s));
   });
 }
 
@@ -221,10 +221,10 @@ TEST(a_library_gets_device_memory_for_a_reduction_under_another_name) {
   const auto make = [&] { return std::make_unique<Largest>(got); };
   ranks::Alone alone(make);
   const auto shadow = std::make_shared<ranks::Alone>(make);
-  const std::shared_ptr<Group> stage(shadow, &shadow->group());
-  const auto stages = std::make_shared<Stages>(stage);
-  alone.group().set_stages(stages, stage);
-  alone.group().set_staging(std::make_shared<Staging>(stages, kChunk));
+  const std::shared_ptr<Group> late(shadow, &shadow->group());
+  const auto stage = std::make_shared<Stage>(late);
+  alone.group().set_stage(stage, late);
+  alone.group().set_staging(std::make_shared<Staging>(stage, kChunk));
   std::vector<uint8_t> values(8, 1);
   Call call = on_device(Op::all_reduce);
   call.dtype = DType::Bool;

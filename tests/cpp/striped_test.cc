@@ -8,7 +8,7 @@
 
 #include "check.h"
 #include "engine/hierarchical.h"
-#include "engine/stages.h"
+#include "engine/stage.h"
 #include "ranks.h"
 
 using namespace std::chrono_literals;
@@ -354,8 +354,8 @@ TEST(late_issues_of_backends_that_share_a_communicator_have_one_order) {
     const std::atomic<bool>& done;
   };
   Two two;
-  const auto stage = std::make_shared<Two>();
-  Stages stages{std::shared_ptr<Group>(stage, &stage->group)};
+  const auto late = std::make_shared<Two>();
+  Stage stage{std::shared_ptr<Group>(late, &late->group)};
   Floats data(8);
   std::array<std::atomic<bool>, 2> done{false, false};
   std::array<std::unique_ptr<Request>, 2> requests;
@@ -366,7 +366,7 @@ TEST(late_issues_of_backends_that_share_a_communicator_have_one_order) {
     const Passage passage{two.group, two.group.find(backend), call, plan, true};
     const auto schedule = Schedule::make();
     schedule->issue(call, {schedule->issue(call)});
-    requests[i] = stages.submit(passage, schedule, [&, i](const Task&, Requests& started) {
+    requests[i] = stage.submit(passage, schedule, [&, i](const Task&, Requests& started) {
       started.push_back(std::make_unique<Flag>(done[i]));
     });
   };
@@ -378,11 +378,11 @@ TEST(late_issues_of_backends_that_share_a_communicator_have_one_order) {
   submit(0, "left", 4);
   submit(1, "stripe(left,right)", 8);
   done[1] = true;
-  CHECK(!ended() && !ended() && stage->left.calls.empty());
+  CHECK(!ended() && !ended() && late->left.calls.empty());
   done[0] = true;
-  CHECK(!ended() && !ended() && stage->left.calls.size() == 2);
-  CHECK(stage->left.calls[0].out.count == 4 && stage->left.calls[1].out.count == 8 && stage->right.calls.empty());
-  CHECK(stages.statistics().at("left").delays.issues == 2 && stages.statistics().at("right").delays.issues == 2);
-  stage->end();
+  CHECK(!ended() && !ended() && late->left.calls.size() == 2);
+  CHECK(late->left.calls[0].out.count == 4 && late->left.calls[1].out.count == 8 && late->right.calls.empty());
+  CHECK(stage.statistics().at("left").delays.issues == 2 && stage.statistics().at("right").delays.issues == 2);
+  late->end();
   while (!ended()) std::this_thread::yield();
 }

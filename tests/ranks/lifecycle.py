@@ -26,8 +26,9 @@ from mcr_dl import (
 from mcr_dl.base import launcher
 from mcr_dl.libraries import registry
 from mcr_dl.measure.start import own_core
-from mcr_dl.runtime import core_groups, devices, rounds, stages, state
+from mcr_dl.runtime import core_groups, devices, rounds, state
 from mcr_dl.runtime.attempts import Attempt
+from mcr_dl.runtime.stage import make_stage
 from mcr_dl.testing.expect import expect
 from ranks import errors, session
 
@@ -304,7 +305,7 @@ def group_with_a_stage_that_fails_on_one_rank() -> None:
     make = functools.partial(mcr_dl.new_group, backend="gloo")
     with contextlib.ExitStack() as patches:  # as with a device
         patches.enter_context(mock.patch.object(state.current(), "staging", 1))
-        patches.enter_context(mock.patch.object(devices, "stage", lambda group, _, outer: stages.make(group, outer)))
+        patches.enter_context(mock.patch.object(devices, "stage", lambda group, _, outer: make_stage(group, outer)))
         if mcr_dl.get_rank() == last:
             with mock.patch.object(registry.describe("gloo"), "started", side_effect=OSError(24, "no more of them")):
                 expect(OSError, make, "no more of them")

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 from mcr_dl import _C
 from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError
-from mcr_dl.runtime import handles, stages, state
+from mcr_dl.runtime import handles, state
+from mcr_dl.runtime.stage import make_stage
 from mcr_dl.tables import codecs as tables
 
 # The operations with a compressed form, without receives: their sends determine the compression.
@@ -95,9 +96,9 @@ class Compress:
         return {"codec": codec, "ops": sorted(self._ops()), "smallest": self.smallest, "codecs": self._codecs()}
 
     def make(self, group: _C.Group, shadow: Callable[..., _C.Group]) -> _C.Pass:
-        """Make the pass of one group, and give the group stages for what is issued after the calls themselves."""
+        """Make the pass of one group, and give the group a stage for what is issued after the calls themselves."""
         del shadow
-        stages.make(group)
+        make_stage(group)
         ops = self._ops()
         if "send" in ops:
             ops.append("recv")

@@ -35,7 +35,7 @@ def make(
 
 
 def equip(group: _C.Group, attempt: Attempt | None = None) -> None:
-    """Give a connected group its stages, its candidates and its costs. ``attempt``: the one that this is a part of."""
+    """Give a connected group its stage, its candidates and its costs. ``attempt``: the one that this is a part of."""
     current = state.current()
     if current.staging is not None:
         devices.stage(group, current.staging, attempt)

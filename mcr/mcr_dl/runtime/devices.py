@@ -15,8 +15,8 @@ from mcr_dl import _C
 from mcr_dl.base import agreement
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.libraries import registry
-from mcr_dl.runtime import stages
 from mcr_dl.runtime.attempts import Attempt
+from mcr_dl.runtime.stage import make_stage
 from mcr_dl.runtime.state import State
 
 # bench/gpu_check.sh compares sizes (docs/results/gpu.md).
@@ -95,7 +95,7 @@ def stage(group: _C.Group, chunk: int, attempt: Attempt | None = None) -> None:
     hosts = [name for name in group.backends if group._streams(name) is None]
     if not hosts:
         return
-    stages.make(group, attempt)
+    make_stage(group, attempt)
     direct = {name: group._support(name, "broadcast", "uint8", "SUM", False, "cuda") for name in hosts}
     # All ranks hand over device memory alike: in one piece, or as pieces of a copy.
     what = "device memory given to the library (MCR_DL_MPI_STREAMS)"

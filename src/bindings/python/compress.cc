@@ -279,7 +279,7 @@ std::shared_ptr<Compress> make_compress(const Group& group, const py::object& co
     auto& found = defaults.measured[{named<Op>(kOps, op), canonical(candidate)}];
     for (const auto& [from, name] : ranges) found.push_back({from, coding_of(py::str(name)).codec});
   }
-  return std::make_shared<Compress>(group.stages(), std::move(defaults));
+  return std::make_shared<Compress>(group.stage(), std::move(defaults));
 }
 
 std::string standing(const Compress& pass, const std::string& op, const std::string& dtype,

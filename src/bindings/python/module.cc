@@ -76,16 +76,16 @@ std::vector<std::vector<int>> members_of_lines(std::vector<std::vector<int>> lin
   return {made.members(rank, Lines::kFirst), made.members(rank, Lines::kOuter), made.members(rank, Lines::kLast)};
 }
 
-void set_stages(Group& group, const std::shared_ptr<Group>& late) {
-  group.set_stages(std::make_shared<Stages>(late), late);
+void set_stage(Group& group, const std::shared_ptr<Group>& late) {
+  group.set_stage(std::make_shared<Stage>(late), late);
 }
 
 // By backend; times in seconds.
 py::dict late_issues(const Group& group) {
   py::dict all;
-  if (group.stages() == nullptr) return all;
+  if (group.stage() == nullptr) return all;
   const auto seconds = [](std::chrono::nanoseconds time) { return std::chrono::duration<double>(time).count(); };
-  for (const auto& [backend, one] : unlocked([&] { return group.stages()->statistics(); })) {
+  for (const auto& [backend, one] : unlocked([&] { return group.stage()->statistics(); })) {
     py::dict values;
     values["issues"] = one.delays.issues;
     values["delay"] = one.delays.issues == 0 ? 0.0 : seconds(one.delays.sum) / static_cast<double>(one.delays.issues);
@@ -97,7 +97,7 @@ py::dict late_issues(const Group& group) {
   return all;
 }
 
-void stage(Group& group, int64_t chunk) { group.set_staging(std::make_shared<Staging>(group.stages(), chunk)); }
+void stage(Group& group, int64_t chunk) { group.set_staging(std::make_shared<Staging>(group.stage(), chunk)); }
 
 // "cuda" or "cpu" for a backend that enqueues on a device's streams, None for a host backend.
 std::optional<std::string> streams_of(Group& group, const std::string& backend) {
@@ -146,8 +146,8 @@ GroupClass add_group(py::module_& module) {
       .def("_connect_striped", connect_striped, py::arg("first"), py::arg("second"))
       .def("_connect_hierarchy", connect_lines, py::arg("backend"), py::arg("lines"), py::arg("parts"))
       .def("_streams", streams_of)
-      .def("_set_stages", set_stages, py::arg("late"))
-      .def("_has_stages", [](const Group& group) { return group.stages() != nullptr; })
+      .def("_set_stage", set_stage, py::arg("late"))
+      .def("_has_stage", [](const Group& group) { return group.stage() != nullptr; })
       .def("_late_issues", late_issues)
       .def("_stage", stage, py::arg("chunk"))
       .def("_disconnect", [](Group& group, const std::string& name) { unlocked([&] { group.disconnect(name); }); })

@@ -15,7 +15,7 @@ namespace mcr {
 namespace {
 
 // Messages whose sizes are sent first have tags from this number to below its double, which every library has. Fewer
-// are in flight between two ranks. Programs hardly use these tags for messages that share the stages: those of devices.
+// are in flight between two ranks. Programs hardly use these tags for messages that share the stage: those of devices.
 constexpr uint32_t kTags = 1U << 14;
 
 // The ranks that combine the decoded contributions do not apply the factor.
@@ -137,7 +137,7 @@ Outcome Compress::handle(Passage& passage, const Next& next) {
   const bool nothing = row(passage.call.op).is(kPeer) && passage.call.out.count == 0;
   if (codec == nullptr || nothing) return next(passage);
   passage.slot = &slot_of(passage, *codec, automatic);
-  if (!stages_->serves(*passage.slot)) {
+  if (!stage_->serves(*passage.slot)) {
     throw refusal(passage, ErrorCode::NotInitialized, "the group has given up the backend");
   }
   passage.notes.codec = &codec->name();
@@ -150,10 +150,10 @@ Outcome Compress::handle(Passage& passage, const Next& next) {
 
 Outcome Compress::run(Passage& passage, const Next& next, Compressed& compressed,
                       const std::shared_ptr<Schedule>& schedule) {
-  compressed.build(compressed.sends_sizes_first() ? stages_->next_message() % kTags + kTags : 0);
+  compressed.build(compressed.sends_sizes_first() ? stage_->next_message() % kTags + kTags : 0);
   const bool blocking = !passage.asynchronous && !passage.call.any_form;
   if (compressed.single() && blocking) return run_single(passage, next, compressed, schedule);
-  auto request = stages_->submit(passage, schedule, [&](const Task& task, Requests& started) {
+  auto request = stage_->submit(passage, schedule, [&](const Task& task, Requests& started) {
     Plan plan;
     plan.owned.push_back(schedule);
     Call call = task.call;
@@ -164,7 +164,7 @@ Outcome Compress::run(Passage& passage, const Next& next, Compressed& compressed
   passage.notes.sent_bytes = compressed.sent_bytes();
   // The data is sent from memory of its own, so that the caller does not wait until the receiver has got the size and
   // posts its receive.
-  if (compressed.sends_sizes_first()) stages_->start_now(passage, compressed.sized_data(), schedule);
+  if (compressed.sends_sizes_first()) stage_->start_now(passage, compressed.sized_data(), schedule);
   std::shared_ptr<Work> held;
   try {
     held = hold(passage, std::move(request));

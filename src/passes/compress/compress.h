@@ -11,7 +11,7 @@
 
 #include "codecs/codec.h"
 #include "engine/pass.h"
-#include "engine/stages.h"
+#include "engine/stage.h"
 #include "passes/compress/compressed.h"
 #include "passes/compress/feedback.h"
 
@@ -33,15 +33,15 @@ struct CompressDefaults {
 };
 
 /// Makes schedules of calls (compressed.h) and runs them. The first exchange goes down the chain immediately, on the
-/// caller's thread, so that all ranks issue first exchanges in program order. Late exchanges go to the group's stages.
+/// caller's thread, so that all ranks issue first exchanges in program order. Late exchanges go to the group's stage.
 class Compress final : public Pass {
  public:
-  Compress(std::shared_ptr<Stages> stages, CompressDefaults defaults)
-      : stages_(std::move(stages)), defaults_(std::move(defaults)) {}
+  Compress(std::shared_ptr<Stage> stage, CompressDefaults defaults)
+      : stage_(std::move(stage)), defaults_(std::move(defaults)) {}
 
   std::string_view name() const override { return "compress"; }
   Outcome handle(Passage& passage, const Next& next) override;
-  bool synchronize(std::chrono::nanoseconds limit) override { return stages_->synchronize(limit); }
+  bool synchronize(std::chrono::nanoseconds limit) override { return stage_->synchronize(limit); }
   /// Forgets all residuals. Called at the same point in the order of calls on all ranks.
   void reset_feedback() { feedback_.reset(); }
   bool automatic() const { return defaults_.automatic; }
@@ -58,7 +58,7 @@ class Compress final : public Pass {
                             const std::shared_ptr<Schedule>& schedule);
   Slot& slot_of(const Passage& passage, const Codec& codec, bool automatic) const;
 
-  const std::shared_ptr<Stages> stages_;
+  const std::shared_ptr<Stage> stage_;
   const CompressDefaults defaults_;
   Feedback feedback_;
 };

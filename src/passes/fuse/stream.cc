@@ -9,7 +9,7 @@
 #include "base/digest.h"
 #include "base/pool.h"
 #include "engine/dispatch.h"
-#include "engine/stages.h"
+#include "engine/stage.h"
 
 namespace mcr {
 

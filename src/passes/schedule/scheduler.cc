@@ -8,7 +8,7 @@
 #include "base/digest.h"
 #include "base/pool.h"
 #include "engine/flatten.h"
-#include "engine/stages.h"
+#include "engine/stage.h"
 #include "engine/wait.h"
 #include "observe/activity.h"
 #include "observe/position.h"

@@ -20,10 +20,10 @@ namespace mcr {
 /// The target of the late Issues of a group's schedules, the stage: a group with this group's ranks and backends on
 /// which nothing else is issued, and for each backend the executor that keeps the Issues in order, which backends that
 /// share communicators have in common. Thread-safe.
-class Stages {
+class Stage {
  public:
   /// The group has its backends.
-  explicit Stages(std::shared_ptr<Group> group);
+  explicit Stage(std::shared_ptr<Group> group);
 
   /// Whether the stage has the candidate's backend: the group may have removed it.
   bool serves(const Slot& slot) const;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/stages.h"
+#include "engine/stage.h"
 
 #include <algorithm>
 
@@ -31,7 +31,7 @@ std::shared_ptr<Work> start_on(Group& stage, Slot slot, Call call, std::shared_p
   return start(stage, &slot, call, plan);
 }
 
-Stages::Stages(std::shared_ptr<Group> group) : group_(std::move(group)) {
+Stage::Stage(std::shared_ptr<Group> group) : group_(std::move(group)) {
   const auto sets = sharing(group_->backends());
   std::map<std::string, std::shared_ptr<Ordered>> made;
   for (const auto& slot : group_->slots()) {
@@ -43,9 +43,9 @@ Stages::Stages(std::shared_ptr<Group> group) : group_(std::move(group)) {
   }
 }
 
-bool Stages::serves(const Slot& slot) const { return group_->find(slot.name) != nullptr; }
+bool Stage::serves(const Slot& slot) const { return group_->find(slot.name) != nullptr; }
 
-Start Stages::later(const Passage& passage, const std::shared_ptr<Schedule>& schedule) const {
+Start Stage::later(const Passage& passage, const std::shared_ptr<Schedule>& schedule) const {
   // The schedule outlives the run that calls this.
   return [slot = copy_of(*group_, passage), group = group_, memory = std::weak_ptr(schedule)](const Task& task,
                                                                                               Requests& requests) {
@@ -53,8 +53,8 @@ Start Stages::later(const Passage& passage, const std::shared_ptr<Schedule>& sch
   };
 }
 
-std::unique_ptr<Request> Stages::submit(const Passage& passage, const std::shared_ptr<Schedule>& schedule,
-                                        const Start& first, LateFor late_for) {
+std::unique_ptr<Request> Stage::submit(const Passage& passage, const std::shared_ptr<Schedule>& schedule,
+                                       const Start& first, LateFor late_for) {
   if (!schedule->late()) {
     auto run = make_pooled<Run>(schedule);
     run->begin(first);
@@ -66,13 +66,13 @@ std::unique_ptr<Request> Stages::submit(const Passage& passage, const std::share
   return request_of(std::move(executor), run);
 }
 
-void Stages::start_now(const Passage& passage, const Call& call, std::shared_ptr<void> memory) {
+void Stage::start_now(const Passage& passage, const Call& call, std::shared_ptr<void> memory) {
   start_on(*group_, copy_of(*group_, passage), call, std::move(memory));
 }
 
 // No other call may wait for a message that waits for its peer. Messages do not wait behind collectives, which other
 // ranks may make after the message.
-std::shared_ptr<Executor> Stages::executor_of(const Passage& passage, LateFor late_for) {
+std::shared_ptr<Executor> Stage::executor_of(const Passage& passage, LateFor late_for) {
   auto& backend = passage.slot->backend;
   const bool message = row(passage.call.op).is(kPeer);
   if (message && late_for == LateFor::Ranks) {
@@ -85,7 +85,7 @@ std::shared_ptr<Executor> Stages::executor_of(const Passage& passage, LateFor la
   return executor;
 }
 
-bool Stages::synchronize(std::chrono::nanoseconds limit) {
+bool Stage::synchronize(std::chrono::nanoseconds limit) {
   const auto deadline = std::chrono::steady_clock::now() + limit;
   std::vector<std::shared_ptr<Executor>> all;  // waited for without the lock, which calls take
   {
@@ -98,7 +98,7 @@ bool Stages::synchronize(std::chrono::nanoseconds limit) {
       all, [&](const auto& executor) { return executor->synchronize(deadline - std::chrono::steady_clock::now()); });
 }
 
-std::map<std::string, ExecutorStatistics> Stages::statistics() {
+std::map<std::string, ExecutorStatistics> Stage::statistics() {
   std::map<std::string, ExecutorStatistics> all;
   const std::lock_guard lock(mutex_);
   for (const auto& [backend, executors] : executors_) {
