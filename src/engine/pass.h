@@ -100,6 +100,9 @@ std::shared_ptr<void> memory_of(Plan& plan);
 /// group is closed.
 Group::Inside stay_in(Group& group, const Passage& passage);
 
+/// The candidate that the program or a rule names for the call; null if there is none.
+Slot* named_slot(const Passage& passage);
+
 /// The call's name in texts: "mpi.all_reduce (group 'default', rank 0 of 2)".
 std::string described(const Passage& passage);
 

@@ -100,8 +100,7 @@ const Codec* Compress::measured(Op op, DType dtype, const std::string& candidate
 // size, which all ranks know if they know the call's. If the codec was chosen by measurement: the backend on which it
 // was measured.
 Slot& Compress::slot_of(const Passage& passage, const Codec& codec, bool automatic) const {
-  if (passage.slot != nullptr) return *passage.slot;
-  if (auto* const ruled = passage.group.selector().ruled(passage.call)) return *ruled;
+  if (auto* const slot = named_slot(passage)) return *slot;
   if (automatic) {
     auto& chosen = passage.group.choose(passage.call);
     auto* backend = passage.group.find(chosen.backend.name);

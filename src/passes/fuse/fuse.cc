@@ -79,8 +79,7 @@ Fuse::Fuse(std::shared_ptr<Group> shadow, const std::map<std::string, FuseLimits
 // A call that names no backend goes to that of its rule, else to the best one for a full buffer, whose size every rank
 // knows.
 Slot* Fuse::slot_of(const Passage& passage) {
-  const auto* named = passage.slot != nullptr ? passage.slot : passage.group.selector().ruled(passage.call);
-  if (named != nullptr) return shadow_->find(named->name);
+  if (const auto* slot = named_slot(passage)) return shadow_->find(slot->name);
   Call full = passage.call;
   const auto elements = std::max<int64_t>(largest_buffer_ / size_of(full.dtype) / shadow_->size(), 1);
   if (full.in.count != 0) full.in.count = full.op == Op::reduce_scatter ? elements * shadow_->size() : elements;

@@ -212,7 +212,7 @@ Outcome Scheduler::handle(Passage& passage, const Next& next) {
     if (!passage.asynchronous && control_->enforcer()->pending()) control_->enforcer()->expedite();
     return next(passage);
   }
-  const auto* slot = passage.slot != nullptr ? passage.slot : passage.group.selector().ruled(passage.call);
+  const auto* slot = named_slot(passage);
   const auto* named = slot == nullptr ? nullptr : &slot->name;
   const auto turn = control_->enter(name_, {signature_of(passage, all_ranks_), named, fixed(passage.call)});
   try {
