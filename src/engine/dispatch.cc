@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/dispatch.h"
 
-#include <optional>
 #include <utility>
 
 #include "algorithms/emulate.h"
@@ -179,7 +178,7 @@ class Issue {
     try {
       prepare();
       if (decision_.form == Form::Stream) return run_on_stream(passage_), -1;
-      if (decision_.form == Form::Staged) return finish(stage());
+      if (decision_.form == Form::Staged) return wait_for(passage_, *stage());
       if (polled()) lane = Lane(false);
       if (lane.blocking() && Executor::any() && passage_.slot->communicator->excludes_threads()) [[unlikely]] {
         const Activity::Polling polling;
@@ -197,7 +196,7 @@ class Issue {
     const auto work = make_work(passage_, lane.take());
     release(lock_);
     try {
-      const int source = finish(work);
+      const int source = wait_for(passage_, *work);
       timed();
       return source;
     } catch (...) {
@@ -228,11 +227,6 @@ class Issue {
   }
 
  private:
-  int finish(const std::shared_ptr<Work>& work) {
-    wait(*work, passage_.call.timeout, passage_.interrupt, nullptr, std::nullopt, &passage_.group.position());
-    return work->source();
-  }
-
   std::shared_ptr<Work> enqueue() {
     auto [requests, point] = start_on_stream(passage_);
     auto work = make_work(passage_, std::move(requests), std::move(point));

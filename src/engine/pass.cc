@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/pass.h"
 
+#include <optional>
 #include <utility>
+
+#include "engine/wait.h"
 
 namespace mcr {
 
@@ -26,6 +29,11 @@ Error refusal(const Passage& passage, const Error& error) {
   if (error.cause() != nullptr) return Error(code, text).caused_by(error.cause());
   if (code != ErrorCode::Backend && code != ErrorCode::Timeout) return {code, text};
   return {code, text, Subject{*passage.group.label(), passage.notes.seq, row(passage.call.op).is(kPeer)}};
+}
+
+int wait_for(const Passage& passage, Work& work) {
+  wait(work, work.limit(), passage.interrupt, nullptr, std::nullopt, &passage.group.position());
+  return work.source();
 }
 
 std::shared_ptr<void> memory_of(Plan& plan) {

@@ -92,6 +92,9 @@ class Pass {
 std::shared_ptr<Work> hold(Passage& passage, std::unique_ptr<Request> request,
                            std::shared_ptr<StreamPoint> point = nullptr);
 
+/// The end of a blocking call: waits for its Work, and returns the group rank that sent a received message, else -1.
+int wait_for(const Passage& passage, Work& work);
+
 /// Owns the memory of the call's tensors, for a pass that keeps it beyond the call: the program may drop its tensors
 /// first. They are then released with the last owner. Before hold().
 std::shared_ptr<void> memory_of(Plan& plan);

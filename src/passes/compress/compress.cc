@@ -2,7 +2,6 @@
 #include "passes/compress/compress.h"
 
 #include <algorithm>
-#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -171,8 +170,7 @@ Outcome Compress::run(Passage& passage, const Next& next, Compressed& compressed
     throw refusal(passage, error);
   }
   if (passage.asynchronous) return {held};
-  wait(*held, held->limit(), passage.interrupt, nullptr, std::nullopt, &passage.group.position());
-  return {nullptr, held->source()};
+  return {nullptr, wait_for(passage, *held)};
 }
 
 // A blocking call with a single exchange stays a blocking call.

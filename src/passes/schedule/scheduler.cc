@@ -293,8 +293,7 @@ Outcome Scheduler::run_planned(Passage& passage, const PlanControl::Turn& turn) 
     throw refusal(passage, error);
   }
   if (passage.asynchronous) return {work};
-  wait(*work, work->limit(), passage.interrupt, nullptr, std::nullopt, &passage.group.position());
-  return {nullptr, work->source()};
+  return {nullptr, wait_for(passage, *work)};
 }
 
 }  // namespace mcr
