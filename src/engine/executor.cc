@@ -37,9 +37,10 @@ class RunRequest final : public Lingering {
   }
 
  private:
-  bool step() override { return issued() && run_->poll(); }
-  bool rest() const override { return issued() && run_->finished(); }
-  bool issued() const {
+  bool step() override { return drive_until_issued() && run_->poll(); }
+  bool rest() const override { return drive_until_issued() && run_->finished(); }
+  // False: not now. Issues what is due of other calls, too.
+  bool drive_until_issued() const {
     if (!run_->issued()) driver_->drive();
     return run_->issued();
   }
