@@ -9,7 +9,7 @@
 #include "base/text.h"
 #include "engine/dispatch.h"
 #include "engine/stage.h"
-#include "runtime/striped.h"
+#include "runtime/composite.h"
 
 namespace mcr {
 

@@ -74,7 +74,7 @@ class DimensionsCommunicator : public Communicator {
   std::shared_ptr<Executor> executor_;
 };
 
-/// The entry "hier(first,...)". `moves_data`: as in CompositeBackend::add().
+/// The entry of an algorithm over dimensions, such as "hier(first,...)". `moves_data`: as in CompositeBackend::add().
 Registry::Entry& add_over_dimensions(std::string_view algorithm, const std::vector<std::string>& parts,
                                      bool moves_data);
 

@@ -4,6 +4,7 @@
 #include <charconv>
 
 #include "base/candidate.h"
+#include "runtime/composite.h"
 
 namespace mcr {
 
@@ -43,11 +44,6 @@ void StripedCommunicator::check() {
 
 void StripedCommunicator::abort() noexcept {
   for (const auto& part : parts_) part.communicator->give_up();
-}
-
-Registry::Entry& CompositeBackend::add(const std::string& name, const std::string& text, bool moves_data) {
-  if (auto* entry = Registry::instance().find(name)) return *entry;
-  return Registry::instance().add(name, std::make_unique<CompositeBackend>(text, moves_data));
 }
 
 Registry::Entry& add_striped(const std::string& first, const std::string& second) {
