@@ -144,6 +144,13 @@ std::shared_ptr<Work> make_work(Passage& passage, Requests requests, std::shared
   return made;
 }
 
+// A null request is none.
+Requests listed(std::unique_ptr<Request> request) {
+  Requests requests;
+  if (request != nullptr) requests.push_back(std::move(request));
+  return requests;
+}
+
 std::shared_ptr<Work> nothing_to_do(Passage& passage) {
   const auto inside = stay_in(passage.group, passage);
   auto work = make_work(passage, {});
@@ -228,8 +235,8 @@ class Issue {
 
  private:
   std::shared_ptr<Work> enqueue() {
-    auto [requests, point] = start_on_stream(passage_);
-    auto work = make_work(passage_, std::move(requests), std::move(point));
+    auto [request, point] = start_on_stream(passage_);
+    auto work = make_work(passage_, listed(std::move(request)), std::move(point));
     // On a device the operation cannot be complete yet, and asking costs as much as enqueuing it did.
     if (passage_.call.device.type == DeviceType::CPU || work->point() == nullptr || work->point()->captured())
       work->poll();
@@ -391,8 +398,7 @@ class Issue {
 }  // namespace
 
 std::shared_ptr<Work> hold(Passage& passage, std::unique_ptr<Request> request, std::shared_ptr<StreamPoint> point) {
-  Requests requests;
-  if (request != nullptr) requests.push_back(std::move(request));
+  auto requests = listed(std::move(request));
   mark_sent(passage.notes);
   unflatten(passage.call, passage.plan);
   auto work = make_work(passage, std::move(requests), std::move(point));

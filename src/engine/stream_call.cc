@@ -109,11 +109,9 @@ class Launch {
   bool chained_;
 };
 
-Requests requests_of(const Passage& passage, const std::shared_ptr<StreamPoint>& point) {
-  Requests requests;
-  if (point->captured()) return requests;  // complete when the graph is replayed, which is not visible here
-  requests.push_back(std::make_unique<Watch>(point, *passage.slot->communicator, passage.call.timeout));
-  return requests;
+std::unique_ptr<Request> request_of(const Passage& passage, const std::shared_ptr<StreamPoint>& point) {
+  if (point->captured()) return nullptr;  // complete when the graph is replayed, which is not visible here
+  return std::make_unique<Watch>(point, *passage.slot->communicator, passage.call.timeout);
 }
 
 Stream stream_of(const Passage& passage, int lane) {
@@ -148,7 +146,7 @@ class Member {
     point_->follow(lane_.stream(), before);
     if (auto times = issue_in(passage, lane_)) times_.push_back(std::move(times));
     behind_.insert(behind_.end(), plan.behind.begin(), plan.behind.end());
-    return {requests_of(passage, point_), point_};
+    return {request_of(passage, point_), point_};
   }
 
   void start() { communicator_->end_batch(); }
@@ -299,7 +297,7 @@ Enqueued start_on_stream(Passage& passage) {
   }
   launch.done(lane.stream());
   point->record(lane.stream());
-  return {requests_of(passage, point), point};
+  return {request_of(passage, point), point};
 }
 
 }  // namespace mcr

@@ -12,7 +12,7 @@ namespace mcr {
 
 /// The outcome of enqueuing an operation.
 struct Enqueued {
-  Requests requests;
+  std::unique_ptr<Request> request;  // null in a graph that is being captured
   std::shared_ptr<StreamPoint> point;
 };
 
