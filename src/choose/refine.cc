@@ -45,8 +45,8 @@ Refinement::Turn Refinement::next(const Call& call, int64_t bytes) {
     bucket.timed = (bucket.trial + period_ / 2) % period_;
   }
   const int64_t place = count % period_;
-  if (place == bucket.trial) return {Part::Trial, &bucket, count};
-  return {place == bucket.timed ? Part::Timed : Part::Nothing, &bucket, count};
+  const Part part = place == bucket.trial ? Part::Trial : place == bucket.timed ? Part::Timed : Part::Nothing;
+  return {part, {&bucket, count}};
 }
 
 // The candidate that has waited longest. Candidates without a curve go first, but only as often as it takes to get one,

@@ -50,19 +50,18 @@ class Refinement {
     std::vector<Series> series;    // one per candidate of the group
   };
 
+  /// A call's part in the counts, for withdraw().
+  struct Count {
+    Bucket* bucket = nullptr;  // null: nothing
+    int64_t number = 0;        // of the call in its bucket
+    Series* tried = nullptr;   // that of the candidate that pick() has returned for it
+  };
+
   /// A call's part in the measurements.
   enum class Part : uint8_t { Nothing, Timed, Trial };
   struct Turn {
     Part part;
-    Bucket* bucket;
-    int64_t number;  // of the call in its bucket
-  };
-
-  /// A call's part in the counts, for withdraw().
-  struct Count {
-    Bucket* bucket = nullptr;  // null: nothing
-    int64_t number = 0;
-    Series* tried = nullptr;  // that of the candidate that pick() has returned for it
+    Count count;
   };
 
   /// A candidate that can do the call.

@@ -271,12 +271,12 @@ void Selector::withdraw(const Timing& timing) {
 
 Slot* Selector::refined(const Call& call, int64_t bytes, Slot& usual, Timing& timing) {
   const auto turn = refinement_->next(call, bytes);
-  timing.refined = Refinement::Count{turn.bucket, turn.number, nullptr};
+  timing.refined = turn.count;
   if (turn.part == Refinement::Part::Nothing) [[likely]]
     return &usual;
-  Slot* slot = turn.part == Refinement::Part::Trial ? try_another(*turn.bucket, call, bytes, usual) : &usual;
+  Slot* slot = turn.part == Refinement::Part::Trial ? try_another(*turn.count.bucket, call, bytes, usual) : &usual;
   if (slot == nullptr) return &usual;
-  auto& series = turn.bucket->series[place_of(*slot)];
+  auto& series = turn.count.bucket->series[place_of(*slot)];
   if (turn.part == Refinement::Part::Trial) timing.refined.tried = &series;
   timing.stopwatch.start(*refinement_, series);
   return slot;

@@ -143,7 +143,7 @@ TEST(trials_go_to_who_has_waited_longest_and_seldom_to_the_slow) {
   for (int i = 0; i < 2 * 1000; ++i) {
     const auto turn = refinement.next(call(Op::all_reduce, 8), 32);
     if (turn.part != Part::Trial) continue;
-    if (const auto* picked = refinement.pick(*turn.bucket, mine, others)) ++tries[picked->candidate];
+    if (const auto* picked = refinement.pick(*turn.count.bucket, mine, others)) ++tries[picked->candidate];
   }
   CHECK(tries[0] == 0);
   CHECK(tries[1] >= 110 && tries[1] <= 125);  // 2^3 times as slow: every 8th window, or the next
@@ -160,7 +160,7 @@ TEST(who_has_no_curve_goes_first_until_there_is_enough_for_one) {
   for (int i = 0; i < 2 * 12; ++i) {
     const auto turn = refinement.next(call(Op::all_reduce, 8), 32);
     if (turn.part != Part::Trial) continue;
-    const auto* picked = refinement.pick(*turn.bucket, mine, others);
+    const auto* picked = refinement.pick(*turn.count.bucket, mine, others);
     order += picked == nullptr ? '-' : static_cast<char>('0' + picked->candidate);
   }
   CHECK(order == "222222222111");
@@ -168,7 +168,7 @@ TEST(who_has_no_curve_goes_first_until_there_is_enough_for_one) {
 
 TEST(costs_are_medians_of_the_last_times_once_there_are_enough) {
   Refinement refinement(2, 2);
-  auto& series = refinement.next(call(Op::all_reduce, 8), 32).bucket->series[1];
+  auto& series = refinement.next(call(Op::all_reduce, 8), 32).count.bucket->series[1];
   for (std::size_t i = 1; i < Refinement::kEnough; ++i) refinement.add(series, std::chrono::nanoseconds(1024));
   CHECK(refinement.costs() == std::vector<int64_t>{kNone, kNone});
   refinement.add(series, std::chrono::nanoseconds(1 << 30));
@@ -187,12 +187,12 @@ TEST(the_same_calls_have_the_same_turns_whatever_the_times) {
     const auto a = one.next(made, bytes), b = two.next(made, bytes);
     CHECK(a.part == b.part);
     if (a.part == Part::Nothing) continue;
-    const auto* picked = a.part == Part::Trial ? one.pick(*a.bucket, mine, others) : &mine;
-    const auto* other = b.part == Part::Trial ? two.pick(*b.bucket, mine, others) : &mine;
+    const auto* picked = a.part == Part::Trial ? one.pick(*a.count.bucket, mine, others) : &mine;
+    const auto* other = b.part == Part::Trial ? two.pick(*b.count.bucket, mine, others) : &mine;
     CHECK(picked == other);
     if (picked == nullptr) continue;
-    one.add(a.bucket->series[picked->candidate], std::chrono::nanoseconds(100 + i));
-    two.add(b.bucket->series[picked->candidate], std::chrono::nanoseconds(100000 - i));
+    one.add(a.count.bucket->series[picked->candidate], std::chrono::nanoseconds(100 + i));
+    two.add(b.count.bucket->series[picked->candidate], std::chrono::nanoseconds(100000 - i));
   }
   CHECK(one.fingerprint() == two.fingerprint() && one.fingerprint() >= 0);
   CHECK(one.costs().size() == two.costs().size() && one.costs() != two.costs());
@@ -206,9 +206,10 @@ TEST(a_call_that_is_not_sent_does_not_count) {
   const std::vector<Refinement::Option> others = {{1, true, unit(6)}, {2, false, 0}};
   const auto turn_of = [&](Refinement& refinement, Op op = Op::all_reduce, int64_t bytes = 32) {
     const auto turn = refinement.next(call(op, 8), bytes);
-    const auto* picked = turn.part == Part::Trial ? refinement.pick(*turn.bucket, mine, others) : nullptr;
-    auto* const tried = picked == nullptr ? nullptr : &turn.bucket->series[picked->candidate];
-    return std::tuple(turn.part, picked, Refinement::Count{turn.bucket, turn.number, tried});
+    const auto* picked = turn.part == Part::Trial ? refinement.pick(*turn.count.bucket, mine, others) : nullptr;
+    auto count = turn.count;
+    if (picked != nullptr) count.tried = &count.bucket->series[picked->candidate];
+    return std::tuple(turn.part, picked, count);
   };
   for (int i = 0; i < 100; ++i) {
     one.withdraw(std::get<2>(turn_of(one)));
@@ -219,7 +220,7 @@ TEST(a_call_that_is_not_sent_does_not_count) {
     CHECK(part == other_part && picked == other_picked && count.number == other_count.number);
     one.withdraw(std::get<2>(turn_of(one, Op::all_reduce, 33)));
     const auto first = one.next(call(Op::all_reduce, 8), 33), second = one.next(call(Op::all_reduce, 8), 34);
-    for (const auto* each : {&second, &first}) one.withdraw({each->bucket, each->number, nullptr});  // of two threads
+    for (const auto* each : {&second, &first}) one.withdraw(each->count);  // of two threads
     CHECK(one.fingerprint() == two.fingerprint());
   }
   CHECK(one.costs().size() == two.costs().size());
