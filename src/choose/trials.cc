@@ -168,14 +168,13 @@ void Trials::withdraw(const Count& count) {
 }
 
 void Trials::await(const Call& call, int64_t bytes, const std::function<void()>& check) {
-  constexpr std::chrono::milliseconds kSlice{50};
   std::unique_lock lock(mutex_);
   auto* const bucket = find(call, bytes);
   if (bucket == nullptr) return;
   if (!bucket->awaited) bucket->awaited = Trial::Clock::now();
   // Another waiting thread may have taken what the ranks have agreed on.
   const auto over = [&] { return bucket->agreed || !bucket->failure.empty() || !at_agreement(*bucket); };
-  while (!agreed_.wait_for(lock, kSlice, over)) {
+  while (!agreed_.wait_for(lock, kLookInterval, over)) {
     lock.unlock();
     check();
     lock.lock();

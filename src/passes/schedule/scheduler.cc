@@ -18,9 +18,6 @@ namespace mcr {
 
 namespace {
 
-// A wait checks for interrupts and lost ranks at this interval.
-constexpr std::chrono::milliseconds kSlice{20};
-
 constexpr uint64_t kHighest = uint64_t{1} << 63U;
 
 // A digest of what is equal on all ranks and makes calls of different iterations equal. The counts of a rank are not: a
@@ -230,7 +227,7 @@ Outcome Scheduler::handle(Passage& passage, const Next& next) {
 void Scheduler::synchronize_before(const Passage& passage) {
   const Activity::Polling polling;
   const auto deadline = std::chrono::steady_clock::now() + passage.call.timeout;
-  while (!control_->enforcer()->synchronize(kSlice)) {
+  while (!control_->enforcer()->synchronize(kLookInterval)) {
     check_wait(passage.group.position().lost(), passage.interrupt,
                [&](const std::string& lost) { return refusal(passage, peer_lost(lost)); });
     if (passage.group.closed()) throw refusal(passage, destroyed_group());
