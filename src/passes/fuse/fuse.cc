@@ -118,10 +118,8 @@ Outcome Fuse::handle(Passage& passage, const Next& next) {
 
 bool Fuse::synchronize(std::chrono::nanoseconds limit) {
   const auto deadline = std::chrono::steady_clock::now() + limit;
-  return std::ranges::all_of(streams_, [&](const auto& stream) {
-    return stream->synchronize(
-        std::max<std::chrono::nanoseconds>(deadline - std::chrono::steady_clock::now(), std::chrono::nanoseconds(0)));
-  });
+  return std::ranges::all_of(
+      streams_, [&](const auto& stream) { return stream->synchronize(deadline - std::chrono::steady_clock::now()); });
 }
 
 bool Fuse::broken() const {
