@@ -70,7 +70,7 @@ struct Plan {
   int64_t makespan = 0;            // ps
 };
 
-/// The times of a chunk's steps, as schedules need them, for the general simulator and for tests. `unit`: ps.
+/// The times of a chunk's steps, as the tests give them to the general simulator. `unit`: ps.
 struct StepTimes {
   std::vector<uint8_t> dimensions;
   std::vector<int64_t> work, latency;  // units
