@@ -319,7 +319,7 @@ def group_whose_staging_fails_on_one_rank() -> None:
     session.start()
     last = mcr_dl.get_world_size() - 1
     make = functools.partial(mcr_dl.new_group, backend="gloo")
-    give_stage = stages.make
+    give_stage = make_stage
 
     def fail(group: _C.Group, outer: Attempt | None) -> None:
         give_stage(group, outer)
@@ -327,7 +327,7 @@ def group_whose_staging_fails_on_one_rank() -> None:
 
     with mock.patch.object(state.current(), "staging", 1):  # as with a device
         if mcr_dl.get_rank() == last:
-            with mock.patch.object(stages, "make", fail):
+            with mock.patch.object(devices, "make_stage", fail):
                 expect(OSError, make, "no more of them")
         else:
             expect(BackendUnavailableError, make, f"cannot be made: rank {last}: OSError")
