@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import socket
 import struct
 import time
@@ -19,7 +17,6 @@ from mcr_dl import _C
 from mcr_dl.watch._alarm import Alarm
 from mcr_dl.watch._connections import Connections
 from mcr_dl.watch._losses import Losses
-from mcr_dl.watch._peers import Peers
 from waiting import PATIENCE, await_true
 
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close() resets the connection
@@ -209,17 +206,3 @@ def test_many_connect_at_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> No
     await_true(lambda: not first._due)
     assert job.peers(0) == [1]
     assert not looks
-
-
-def test_a_process_without_a_descriptor(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Its end is noticed later, which the log says, unless the kernel has no descriptors of processes."""
-    errors = [errno.EMFILE, errno.ENOSYS]
-
-    def refuse(_: int) -> int:
-        raise OSError(errors.pop(0), "refused")
-
-    monkeypatch.setattr(os, "pidfd_open", refuse)
-    peers = Peers({1: {"pid": 11}, 2: {"pid": 12}}, lambda *_: None)
-    peers.stop()
-    assert "the end of process 11 will be noticed only by time limits: [Errno 24] refused" in caplog.text
-    assert "process 12" not in caplog.text

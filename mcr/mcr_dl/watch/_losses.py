@@ -77,7 +77,8 @@ class Losses:
             )
             _log.warning(text, self._rank, error)
         else:
-            self._peers = Peers({rank: each for rank, each in members.items() if _is_near(each)}, self._ended)
+            self._peers = Peers(self._ended)
+            self._peers.add({rank: each for rank, each in members.items() if _is_near(each)})
         self._connect(wait=True)
 
     def _of(self, node: int) -> list[int]:
@@ -173,7 +174,7 @@ class Losses:
             if self._connections is not None:
                 self._connections.update(self._nodes, set(self._texts), {**member, "rank": rank})
         if self._peers is not None and _is_near(member):
-            self._peers.add(rank, member)
+            self._peers.add({rank: member})
         self._connect(wait=False)  # the process may not be ready to be connected to
 
     def fail_operations(self, groups: list[_C.Group]) -> None:

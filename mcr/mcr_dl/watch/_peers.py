@@ -79,20 +79,13 @@ class Peers:
     The status is None if the kernel does not say.
     """
 
-    def __init__(
-        self, members: Mapping[int, dict[str, Any]], ended: Callable[[int, dict[str, Any], int | None], None]
-    ) -> None:
-        """``members``: what the ranks have left at the store (`_report.identity`), by rank."""
+    def __init__(self, ended: Callable[[int, dict[str, Any], int | None], None]) -> None:
         self._ended = ended
         self._running: dict[int, tuple[int, dict[str, Any]]] = {}  # rank and member by descriptor
         self._process = os.getpid()  # a forked child has the pipe, but not the thread
         self._changed = threading.Condition()
         self._wake = os.pipe()
         self._open = True  # the pipe
-        for rank, member in members.items():
-            with contextlib.suppress(ProcessLookupError):  # it has ended
-                if (descriptor := _open(member["pid"])) is not None:
-                    self._running[descriptor] = rank, member
         self._thread = threading.Thread(target=self._watch, name="mcr_dl peers", daemon=True)
         self._thread.start()
 
@@ -102,18 +95,24 @@ class Peers:
         if self._thread.is_alive():
             self._thread.join(_LAST)
 
-    def add(self, rank: int, member: dict[str, Any]) -> None:
-        """Watch one more process, which may have ended already."""
-        try:
-            descriptor = _open(member["pid"])
-        except ProcessLookupError:
-            self._ended(rank, member, None)
-            return
-        if descriptor is None:
-            return
-        with self._changed:
-            self._running[descriptor] = rank, member
+    def add(self, members: Mapping[int, dict[str, Any]]) -> None:
+        """Watch more processes, some of which may have ended already.
+
+        ``members``: what the ranks have left at the store (`_report.identity`), by rank.
+        """
+        gone = {}
+        for rank, member in members.items():
+            try:
+                descriptor = _open(member["pid"])
+            except ProcessLookupError:
+                gone[rank] = member
+                continue
+            if descriptor is not None:
+                with self._changed:
+                    self._running[descriptor] = rank, member
         self._notify(_ADDED)
+        for rank, member in gone.items():  # now `running` has the others, of which one tells other hosts
+            self._ended(rank, member, None)
 
     def _notify(self, reason: bytes) -> None:
         if os.getpid() != self._process:
