@@ -7,6 +7,7 @@ import errno
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch.distributed as torch_dist
@@ -16,6 +17,7 @@ from mcr_dl.watch import _report
 from mcr_dl.watch._alarm import Exchange, leave_member
 from mcr_dl.watch._losses import Losses
 from mcr_dl.watch._peers import Peers
+from waiting import await_true
 
 
 def test_a_process_that_has_ended_before_it_is_watched() -> None:
@@ -34,6 +36,26 @@ def test_a_process_that_has_ended_before_it_is_watched() -> None:
         losses.stop(well=True)
         exchange.stop()
         _C.regain(1)
+
+
+def test_a_failed_report(caplog: pytest.LogCaptureFixture) -> None:
+    """The log says so, and the ends of other processes are reported."""
+    seen = []
+
+    def ended(rank: int, *_: Any) -> None:
+        seen.append(rank)
+        raise ValueError("words")
+
+    peers = Peers(ended)
+    try:
+        for rank in (1, 2):
+            with subprocess.Popen([sys.executable, "-c", ""]) as child:
+                peers.add({rank: {"pid": child.pid}})
+                await_true(lambda: not peers.running())
+    finally:
+        peers.stop()
+    assert seen == [1, 2]
+    assert caplog.text.count("ValueError: words") == 2
 
 
 def test_a_process_without_a_descriptor(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -202,17 +202,20 @@ class Losses:
             return
         # First the others: a call that raises may end this process, and the store with it.
         self._tell_connected(rank, text, process)
-        self._untold[rank] = text, process
+        with self._lock:
+            self._untold[rank] = text, process
         self._tell_hosts(rank)
         self.lose(rank, text, process)
 
     def _tell_hosts(self, ended: int) -> None:
         """Tell other hosts of the lost ranks, if no lower rank of this host can. ``ended``: this process is no more."""
-        untold = {lost: told for lost, told in self._untold.items() if lost not in self._told_here}
+        with self._lock:  # another thread may replace a rank
+            lost_here = dict(self._untold)
+        untold = {lost: told for lost, told in lost_here.items() if lost not in self._told_here}
         if not untold or len(set(self._nodes)) < 2:
             return
         assert self._peers is not None
-        lower = [other for other in self._peers.running() - self._untold.keys() - {ended} if other < self._rank]
+        lower = [other for other in self._peers.running() - lost_here.keys() - {ended} if other < self._rank]
         with contextlib.suppress(*STORE_ERRORS):
             # Ranks that have ended communication watch no other any more.
             if lower and len(self._exchange.ask(lambda: self._exchange.all_left(ENDED, lower), _NOTE)) == len(lower):

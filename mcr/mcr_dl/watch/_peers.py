@@ -151,7 +151,10 @@ class Peers:
 
     def _report(self, descriptor: int) -> None:
         rank, member = self._running[descriptor]
-        self._ended(rank, member, _status(descriptor))
+        try:
+            self._ended(rank, member, _status(descriptor))
+        except Exception:  # the other processes are still watched
+            _log.exception("the report on the end of process %d, which was rank %d, has failed", member["pid"], rank)
         with self._changed:
             del self._running[descriptor]
             self._changed.notify_all()
