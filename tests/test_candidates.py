@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -221,6 +223,24 @@ def test_a_journal_is_of_one_run(tmp_path: Path) -> None:
     assert len(first.path.read_text().splitlines()) == 1
     del first
     second.take(create=False)
+
+
+def test_two_threads_add_to_a_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both lines are there."""
+    journal, written = Journal(tmp_path / "journal"), json.dumps
+    journal.begin(Plan(2, ("gloo", "mpi"), (Unit("all_reduce", "float32", (65536,)),), 1.0, 0.025))
+    other = threading.Thread(target=journal.add, args=("interrupted",))
+
+    def slow(event: dict[str, Any]) -> str:
+        if event["event"] == "refused":
+            other.start()
+            other.join(0.2)
+        return written(event)
+
+    monkeypatch.setattr(json, "dumps", slow)
+    journal.add("refused", reason="the other thread comes now")
+    other.join()
+    assert [each["event"] for each in journal.news()] == ["refused", "interrupted"]
 
 
 def test_a_journal_of_an_older_version(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -221,6 +222,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._read = 0
+        self._adding = threading.Lock()  # the threads of the watch and of signals add lines, too
 
     def take(self, *, create: bool) -> None:
         """Keep other runs from the journal for the life of this object; if it does not exist, ``create`` makes it.
@@ -273,7 +275,7 @@ class Journal:
 
     def add(self, event: str, **values: Any) -> None:
         """Append a line; it is in the file when this returns. Removes the partial line of a killed rank, if any."""
-        with self.path.open("rb+") as file:
+        with self._adding, self.path.open("rb+") as file:
             file.seek(-1, os.SEEK_END)
             if file.read() != b"\n":
                 file.seek(0)
