@@ -241,6 +241,15 @@ def test_expected_times() -> None:
     assert found.most("shm", 8) == 100.0
 
 
+@pytest.mark.parametrize("nbytes", [4, 1 << 20])
+def test_a_point_at_which_only_a_stripe_is_right(nbytes: int) -> None:
+    """The candidates without a share are timed before those with one: there are none."""
+    measurement, found = object.__new__(start.Measurement), start._Results()
+    measurement._control = SimpleNamespace()  # type: ignore[assignment]
+    measurement._time(found, nbytes, {}, 0.0)
+    assert not found.samples
+
+
 @pytest.mark.parametrize(("largest", "kept"), [(4 << 10, False), (1 << 20, True)])
 @pytest.mark.parametrize(("operation", "async_op"), [("all_reduce", True), ("all_gatherv", False)])
 def test_a_form_measured_in_part(operation: str, async_op: bool, largest: int, kept: bool) -> None:

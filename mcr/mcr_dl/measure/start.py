@@ -268,6 +268,8 @@ class Measurement:
         self._shares.give(calls, points)
 
     def _time(self, found: _Results, nbytes: int, ready: dict[str, Prepared], seconds: float) -> None:
+        if not ready:
+            return
         trials = _TRIALS if nbytes <= FLAT else 1
         best: dict[str, Statistics] = {}
         for _ in range(_VISITS):
