@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tuning tables: the measurements of every candidate, and the winners. The format is ``tuning/schema.json``.
+"""``mcr-tune``, and the calls about what ``auto`` chooses. The tables themselves are in ``mcr_dl.tables``.
 
-``table`` reads and writes them, ``host`` describes the machine of a table, ``show``, ``plot`` and ``diff`` present
-them.
+``cli`` is the command. ``tuner`` starts ranks that measure (``worker``), ``launched`` measures in those of a launcher;
+``show``, ``plot``, ``diff`` and ``simulate`` present tables and networks. ``explain`` says why ``auto`` chooses a
+candidate, ``refine`` tries others while a program runs, and ``costs`` gives the costs of schedules.
 """

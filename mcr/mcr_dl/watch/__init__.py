@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shares the state of a job's ranks when something goes wrong: timeouts, differing calls, missing ranks.
 
-Each process has three threads for it. One samples what the process is doing, so that timeouts cost calls nothing; one
-waits at the store for another rank's alarm and answers with a report; one makes requests to the store for the others,
-as the store may never answer. docs/reliability.md lists the guarantees.
+One thread samples what the process is doing, so that timeouts cost calls nothing; one waits at the store for another
+rank's alarm and answers with a report; one makes requests to the store for the others, as the store may never answer.
+docs/threads.md lists all threads, docs/reliability.md the guarantees.
 """
 
 from mcr_dl.watch._alarm import leave_member, member
