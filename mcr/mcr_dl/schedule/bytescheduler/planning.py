@@ -36,10 +36,9 @@ class Plan:
 
     ``order``: (piece, index), as issued. ``partition`` and ``credit``: bytes; None: without limit. ``step_time`` and
     ``program_order``: nanoseconds of a step by simulation, with this plan and with whole gradients in program order.
-    ``gathers``: the pieces in the order of their all_gather, where that is an operation of its own. ``join``: bytes up
-    to which gradients that the forward pass needs one after the other are one piece, or that a bucket of program order
-    must reach. ``members``: the gradients of each piece, by the module's order; empty: each is a piece.
-    ``priorities``: True: the order of the forward pass; False: that of the backward pass.
+    ``join``: bytes up to which gradients that the forward pass needs one after the other are one piece, or that a
+    bucket of program order must reach. ``members``: the gradients of each piece, by the module's order; empty: each is
+    a piece. ``priorities``: True: the order of the forward pass; False: that of the backward pass.
     """
 
     order: tuple[tuple[int, int], ...]
@@ -47,7 +46,6 @@ class Plan:
     credit: int | None = None
     step_time: int | None = None
     program_order: int | None = None
-    gathers: tuple[int, ...] = ()
     join: int = 0
     members: tuple[tuple[int, ...], ...] = ()
     priorities: bool = True
@@ -224,7 +222,7 @@ class Costs:
         runs = self.runs(join, priorities)
         found = self._simulated(runs, partition, in_flight, priorities)
         members = tuple(tuple(self.by_use[each] for each in run) for run in runs)
-        return Plan(found.order, partition, in_flight, found.end, None, (), join, members, priorities)
+        return Plan(found.order, partition, in_flight, found.end, None, join, members, priorities)
 
     def timeline(self, plan: Plan) -> credit.Timeline:
         """One iteration with a plan, by simulation; its layers are its runs."""
@@ -294,7 +292,7 @@ def make(known: Costs, limits: tuple[int | str | None, int | str | None], halves
     if halves:
         size, most = (None if limit in (None, "auto") else int(limit) for limit in limits)
         plain = known.plan(in_order.join, size, most, priorities=False)
-        return [replace(plain, step_time=None, gathers=tuple(range(len(plain.members))))]
+        return [replace(plain, step_time=None)]
     plans = [
         known.plan(join, size, each)
         for join in JOINS

@@ -485,8 +485,7 @@ class ByteScheduler(nn.Module):
         for piece in self._pieces:
             piece.cut(plan.partition, self._transfers.multiple)
         parts = in_order(self._pieces, plan.order, live=self._issuer.leader is not None)
-        by_use = [self._pieces[index] for index in plan.gathers] or self._pieces
-        gathers = self._transfers.halve(parts, [part for piece in by_use for part in piece.partitions])
+        gathers = self._transfers.halve(parts, [part for piece in self._pieces for part in piece.partitions])
         self._order = [*parts, self._use, *gathers]
         self._transfers.use = self._use
         self.plan = plan
