@@ -68,7 +68,6 @@ class Plan:
 class Times:
     """One rank's records of some steps: when each piece's gradient is there, and the time of the forward pass."""
 
-    pieces: int
     first_use: list[int] = field(default_factory=list)  # layers
     ready: list[list[int]] = field(default_factory=list)  # of each recorded step
     forward: list[list[int]] = field(default_factory=list)  # by layer

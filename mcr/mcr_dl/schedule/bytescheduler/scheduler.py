@@ -132,7 +132,7 @@ class ByteScheduler(nn.Module):
         self._earlier = bytearray(len(self._values))
         self._flags = torch.zeros(len(self._values), dtype=torch.uint8, device="cpu")  # these and this one, on any rank
         self._use = Partition("the use of parameters", len(self._values) + guard.NBYTES)
-        self._times = planning.Times(len(self._own_pieces))
+        self._times = planning.Times()
         self._clock = 0
         self._current: list[int] = []
         self._seen: dict[int, int] = {}  # layer -> when its forward pass began
