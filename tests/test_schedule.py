@@ -9,7 +9,6 @@ import json
 import math
 import pickle
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.schedule.bytescheduler import checks, credit, kept, planning, search, tuning
 from mcr_dl.schedule.bytescheduler.credit import Layer, Transfer, simulate
 from mcr_dl.schedule.bytescheduler.gradients import guarded, pieces_of
+from mcr_dl.schedule.bytescheduler.planning import Settings
 from mcr_dl.testing.orders import best, best_of_whole, ready_times
 from ranks import schedule_loops
 
@@ -125,12 +125,12 @@ def test_buckets() -> None:
     assert _costs(small, "fffffgf").buckets(10) == [(0, 1, 2), (3, 4), (5,), (6,)]
     large = [Layer(0, 0, size << 19) for size in (30, 10, 1, 1)]
     assert _costs(large).buckets(25 << 20) == [(0, 1), (2, 3)]
-    assert _costs(large).plan(25 << 20, None, None, priorities=False).members == ((0, 1), (2, 3))
+    assert _costs(large).plan(Settings(25 << 20, priorities=False)).members == ((0, 1), (2, 3))
 
 
 def test_joined_gradients_are_ready_with_the_last_one() -> None:
     """And are needed by the first layer of the run."""
-    plan = _costs([Layer(9, 1, 2), Layer(3, 1, 2), Layer(1, 5, 2)]).plan(4, None, None)
+    plan = _costs([Layer(9, 1, 2), Layer(3, 1, 2), Layer(1, 5, 2)]).plan(Settings(4))
     assert plan.members == ((0,), (1, 2))
     assert plan.order == ((1, 0), (0, 0))
     assert plan.step_time == 11 + 1 + 1 + 5
@@ -213,8 +213,8 @@ def test_shortlist_keeps_program_order_without_gain() -> None:
 def test_shortlist_of_many_keeps_program_order_without_gain(count: int) -> None:
     """Also where the faster half of the plans has none."""
     costs = _costs(LARGE_LAST)
-    order = costs.plan(0, None, None, priorities=False)
-    others = [costs.plan(0, MIB << index, MIB << index) for index in range(count - 1)]
+    order = costs.plan(Settings(priorities=False))
+    others = [costs.plan(Settings(0, MIB << index, MIB << index)) for index in range(count - 1)]
     for time, kept_order in ((998, True), (980, False)):
         times = {id(plan): time for plan in others}
         found, _ = _turns(_shortlist([*others, order]), lambda plan, times=times: times.get(id(plan), 1000))  # type: ignore[misc]
@@ -241,7 +241,7 @@ def test_search_finds_better_settings() -> None:
         return value
 
     trials: list[tuning.Trial] = []
-    start = costs.plan(0, 65536, 65536)
+    start = costs.plan(Settings(0, 65536, 65536))
     probes = search.bayesian(costs.plan, share, leads=True)
     turns = tuning.searched(_shortlist([start]), probes, trials, lambda times: times)
     found, taken = _turns(turns, time)
@@ -263,7 +263,7 @@ def _plans(probes: tuning.Probes, time: Callable[[planning.Plan], int]) -> list[
 def test_search_without_gain_changes_nothing() -> None:
     """The shortlist's plan stays unless a probe saves one percent."""
     costs = _costs(LARGE_LAST)
-    start = costs.plan(0, 65536, 65536)
+    start = costs.plan(Settings(0, 65536, 65536))
     probes = search.bayesian(costs.plan, lambda value: value, leads=True, random=2, guided=0)
     found, _ = _turns(tuning.searched(_shortlist([start]), probes, [], lambda times: times), lambda _: 1000)
     assert found is start
@@ -274,7 +274,7 @@ def test_search_that_fails(proposed: int, monkeypatch: pytest.MonkeyPatch) -> No
     """On rank 0, after some proposals: all ranks get None, and end the search with the plans so far."""
     costs, shared, settings = _costs(LARGE_LAST), [], search._settings
 
-    def fails_later(point: dict[str, float]) -> list[int]:
+    def fails_later(point: dict[str, float]) -> Settings:
         if len(shared) == proposed:
             raise RuntimeError("no proposal")
         return settings(point)
@@ -284,7 +284,7 @@ def test_search_that_fails(proposed: int, monkeypatch: pytest.MonkeyPatch) -> No
         return value
 
     monkeypatch.setattr(search, "_settings", fails_later)
-    start = costs.plan(0, 65536, 65536)
+    start = costs.plan(Settings(0, 65536, 65536))
     probes = search.bayesian(costs.plan, share, leads=True)
     trials: list[tuning.Trial] = []
     found, _ = _turns(tuning.searched(_shortlist([start]), probes, trials, lambda times: times), lambda _: 1000)
@@ -301,20 +301,21 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-SETTINGS = kept.Kept(1 << 19, 1 << 20, None, True, "shortlist")
+SETTINGS = Settings(1 << 19, 1 << 20)
+ENTRY = {**SETTINGS._asdict(), "tuning": "shortlist"}
 
 
 def test_kept_settings(cached: Path) -> None:
     """A search's settings serve any tuning, a shortlist's only the shortlist; the oldest entries leave."""
     assert kept.load("model", "shortlist") is None
-    kept.store("model", SETTINGS)
+    kept.store("model", SETTINGS, "shortlist")
     assert kept.load("model", "shortlist") == SETTINGS
     assert kept.load("model", "bayesian") is None
-    found = replace(SETTINGS, tuning="bayesian")
-    kept.store("model", found)
+    found = Settings(credit=1 << 20)
+    kept.store("model", found, "bayesian")
     assert kept.load("model", "shortlist") == kept.load("model", "bayesian") == found
     for index in range(kept.MOST):
-        kept.store(f"other {index}", SETTINGS)
+        kept.store(f"other {index}", SETTINGS, "shortlist")
     assert kept.load("model", "shortlist") is None
     assert kept.load("other 0", "shortlist") == SETTINGS
     assert cached.stat().st_size < 100_000
@@ -331,7 +332,7 @@ def test_kept_settings(cached: Path) -> None:
             {
                 "format": "mcr-dl schedules",
                 "version": 1,
-                "schedules": {"model": {**vars(SETTINGS), "partition": 1025}},  # no whole elements
+                "schedules": {"model": {**ENTRY, "partition": 1025}},  # no whole elements
             }
         ),
     ],
@@ -342,25 +343,25 @@ def test_broken_settings(cached: Path, caplog: pytest.LogCaptureFixture, text: s
     cached.write_text(text)
     assert kept.load("model", "shortlist") is None
     assert str(cached) in caplog.text
-    kept.store("model", SETTINGS)
+    kept.store("model", SETTINGS, "shortlist")
     assert kept.load("model", "shortlist") == SETTINGS
 
 
 def test_one_broken_entry(cached: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Is reported and dropped; the others stay."""
-    kept.store("other", SETTINGS)
+    kept.store("other", SETTINGS, "shortlist")
     document = json.loads(cached.read_text())
-    document["schedules"]["model"] = {**vars(SETTINGS), "partition": 1025}
+    document["schedules"]["model"] = {**ENTRY, "partition": 1025}
     cached.write_text(json.dumps(document))
     assert kept.load("model", "shortlist") is None
     assert "schedules.model" in caplog.text
-    kept.store("model", SETTINGS)
+    kept.store("model", SETTINGS, "shortlist")
     assert kept.load("model", "shortlist") == kept.load("other", "shortlist") == SETTINGS
 
 
 def test_whole_numbers_of_settings(cached: Path) -> None:
     """Also if another program has written the file."""
-    kept.store("model", SETTINGS)
+    kept.store("model", SETTINGS, "shortlist")
     document = json.loads(cached.read_text())
     document["schedules"]["model"] |= {"join": 2.0, "partition": 2048.0, "credit": None}
     cached.write_text(json.dumps(document))
@@ -374,9 +375,8 @@ def test_whole_numbers_of_settings(cached: Path) -> None:
 def test_settings_of_a_search_are_kept(point: tuple[float, float]) -> None:
     """Wherever the search finds them."""
     partition, credit = point
-    settings = search._settings({"partition": partition, "credit": credit, "join": 15.3})
-    found = kept.Kept(settings[0], settings[1], settings[2], True, "bayesian")
-    kept.store("model", found)
+    found = search._settings({"partition": partition, "credit": credit, "join": 15.3})
+    kept.store("model", found, "bayesian")
     assert kept.load("model", "bayesian") == found
 
 
@@ -384,7 +384,7 @@ def test_settings_that_cannot_be_written(cached: Path, caplog: pytest.LogCapture
     """Are lost, which the log says."""
     cached.parent.write_text("no folder")
     caplog.set_level("INFO", "mcr_dl")
-    kept.store("model", SETTINGS)
+    kept.store("model", SETTINGS, "shortlist")
     assert "the settings are not kept" in caplog.text
 
 
@@ -456,5 +456,5 @@ def test_wrong_limits(value: Any) -> None:
 
 def test_plan_in_the_log() -> None:
     """Limits and what was simulated."""
-    text = str(planning.Plan(((0, 0),), 4096, None, 2_500_000, 3_000_000))
+    text = str(planning.Plan(((0, 0),), Settings(partition=4096), 2_500_000, 3_000_000))
     assert text == "partition 4096 B, credit unlimited, 2.50 ms a step by simulation, 3.00 in program order"

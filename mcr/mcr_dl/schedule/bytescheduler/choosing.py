@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -76,8 +76,7 @@ class Choice:
             self._key = kept.key(self.group, known.sizes, known.kinds, self.transfers.candidate)
         found = self._kept()
         if found is not None:
-            plan = known.plan(found.join, found.partition, found.credit, found.priorities)
-            plan = replace(plan, program_order=plans[0].program_order)
+            plan = replace(known.plan(found), program_order=plans[0].program_order)
             self._say("keeps the settings of an earlier job", plan)
             return plan
         self.tuner = self._tuner(known, plans)
@@ -113,20 +112,20 @@ class Choice:
             self.tuner = None
             self._say(f"has measured {len(self.trials)} plans, and keeps", plan)
             if self._key is not None and self.group.rank() == 0:
-                kept.store(self._key, kept.Kept.of(plan, self.kind))
+                kept.store(self._key, plan.settings, self.kind)
         return plan
 
     def _say(self, what: str, plan: Plan) -> None:
         if self.group.rank() == 0:
             _log.info("ByteScheduler %s: %s", what, plan)
 
-    def _kept(self) -> kept.Kept | None:
+    def _kept(self) -> planning.Settings | None:
         """Rank 0's settings of an earlier job."""
         if self._key is None:
             return None
         found = kept.load(self._key, self.kind) if self.group.rank() == 0 else None
-        agreed = self._share(None if found is None else asdict(found))
-        return None if agreed is None else kept.Kept(**agreed)
+        agreed = self._share(found)
+        return None if agreed is None else planning.Settings(*agreed)
 
     def _tuner(self, known: planning.Costs, plans: list[Plan]) -> tuning.Tuner | None:
         turns = tuning.shortlist(plans, self.trials, self._slowest)

@@ -11,7 +11,6 @@ import hashlib
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from mcr_dl import _C
 from mcr_dl.base import documents
 from mcr_dl.base.errors import McrError
 from mcr_dl.runtime import state
-from mcr_dl.schedule.bytescheduler.planning import Plan
+from mcr_dl.schedule.bytescheduler.planning import Settings
 from mcr_dl.tables import table
 from mcr_dl.tables.host import host
 
@@ -53,22 +52,6 @@ _SCHEMA = {
 _log = logging.getLogger("mcr_dl")
 
 
-@dataclass(frozen=True)
-class Kept:
-    """Settings of a plan, as ``Plan`` has them, and the ``tuning`` that found them."""
-
-    join: int
-    partition: int | None
-    credit: int | None
-    priorities: bool
-    tuning: str
-
-    @staticmethod
-    def of(plan: Plan, tuning: str) -> Kept:
-        """The settings of a plan."""
-        return Kept(plan.join, plan.partition, plan.credit, plan.priorities, tuning)
-
-
 def path() -> Path:
     """The file of this kind of machine."""
     return table.default_path(host()).parent.parent / "schedules" / f"{host().fingerprint}.json"
@@ -88,22 +71,25 @@ def key(group: _C.Group, sizes: Sequence[int], kinds: Sequence[str], candidate: 
     return hashlib.sha256(documents.dumps(facts).encode()).hexdigest()[:32]
 
 
-def load(name: str, tuning: str) -> Kept | None:
+def load(name: str, tuning: str) -> Settings | None:
     """The settings kept under a key; None if there are none, or only those of a quicker tuning."""
     try:
         entry = _entries().get(name)
     except (McrError, ModuleNotFoundError) as error:
         _log.warning("ByteScheduler: the settings of earlier jobs cannot be used: %s", error)
         return None
-    found = None
-    if entry is not None:  # 1024.0 is an integer, too, for the schema
-        numbers = {each: int(entry[each]) for each in ("join", "partition", "credit") if entry[each] is not None}
-        found = Kept(**{**entry, **numbers})
-    return found if found is not None and (found.tuning == tuning or tuning == "shortlist") else None
+    if entry is None or (entry.pop("tuning") != tuning and tuning != "shortlist"):
+        return None
+    # 1024.0 is an integer, too, for the schema
+    numbers = {each: int(entry[each]) for each in ("join", "partition", "credit") if entry[each] is not None}
+    return Settings(**{**entry, **numbers})
 
 
-def store(name: str, found: Kept) -> None:
-    """Keep settings; a file that cannot be written is reported, and changes nothing else."""
+def store(name: str, settings: Settings, tuning: str) -> None:
+    """Keep settings, and the ``tuning`` that found them.
+
+    A file that cannot be written is reported, and changes nothing else.
+    """
     with documents.locked(path()):
         try:
             entries = {other: each for other, each in _entries().items() if other != name}
@@ -111,7 +97,7 @@ def store(name: str, found: Kept) -> None:
             entries = {}
         except ModuleNotFoundError:
             return
-        entries[name] = asdict(found)
+        entries[name] = {**settings._asdict(), "tuning": tuning}
         document = {"format": FORMAT, "version": VERSION, "schedules": dict([*entries.items()][-MOST:])}
         try:
             documents.replace_file(path(), documents.rows(document) + "\n")

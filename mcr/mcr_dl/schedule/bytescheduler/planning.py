@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,25 +30,52 @@ _IN_FLIGHT = 4
 _NAP = 2e-4  # seconds
 
 
+class Settings(NamedTuple):
+    """The settings of a plan; its order follows from them and the costs of the model."""
+
+    join: int = 0
+    partition: int | None = None
+    credit: int | None = None
+    priorities: bool = True
+
+
 @dataclass(frozen=True)
 class Plan:
     """The order of a step's partitions.
 
-    ``order``: (piece, index), as issued. ``partition`` and ``credit``: bytes; None: without limit. ``step_time`` and
-    ``program_order``: nanoseconds of a step by simulation, with this plan and with whole gradients in program order.
-    ``join``: bytes up to which gradients that the forward pass needs one after the other are one piece, or that a
-    bucket of program order must reach. ``members``: the gradients of each piece, by the module's order; empty: each is
-    a piece. ``priorities``: True: the order of the forward pass; False: that of the backward pass.
+    ``order``: (piece, index), as issued. ``settings``: ``partition``, ``credit``, ``join`` and ``priorities``.
+    ``step_time`` and ``program_order``: nanoseconds of a step by simulation, with this plan and with whole gradients in
+    program order. ``members``: the gradients of each piece, by the module's order; empty: each is a piece.
     """
 
     order: tuple[tuple[int, int], ...]
-    partition: int | None = None
-    credit: int | None = None
+    settings: Settings = field(default_factory=Settings)
     step_time: int | None = None
     program_order: int | None = None
-    join: int = 0
     members: tuple[tuple[int, ...], ...] = ()
-    priorities: bool = True
+
+    @property
+    def partition(self) -> int | None:
+        """Bytes of a partition at most; None: without limit."""
+        return self.settings.partition
+
+    @property
+    def credit(self) -> int | None:
+        """Bytes in flight at most; None: without limit."""
+        return self.settings.credit
+
+    @property
+    def join(self) -> int:
+        """Bytes up to which gradients that the forward pass needs one after the other are one piece.
+
+        In program order, those that a bucket must reach.
+        """
+        return self.settings.join
+
+    @property
+    def priorities(self) -> bool:
+        """True: the order of the forward pass; False: that of the backward pass."""
+        return self.settings.priorities
 
     def __str__(self) -> str:
         """For the log."""
@@ -181,9 +208,9 @@ class Costs:
     transfer: credit.Transfer
     backward: int = 0
 
-    def runs(self, join: int, priorities: bool) -> list[tuple[int, ...]]:
+    def runs(self, settings: Settings) -> list[tuple[int, ...]]:
         """Positions in ``by_use`` that are one piece, in a plan with these settings."""
-        return self.joined(join) if priorities else self.buckets(join)
+        return self.joined(settings.join) if settings.priorities else self.buckets(settings.join)
 
     def buckets(self, join: int) -> list[tuple[int, ...]]:
         """As DistributedDataParallel's, from the end: full with ``join`` bytes or more, the first one with 1 MiB."""
@@ -216,34 +243,28 @@ class Costs:
                 total = size
         return runs[::-1]
 
-    def plan(self, join: int, partition: int | None, in_flight: int | None, priorities: bool = True) -> Plan:
+    def plan(self, settings: Settings) -> Plan:
         """The plan with these settings, by simulation."""
-        runs = self.runs(join, priorities)
-        found = self._simulated(runs, partition, in_flight, priorities)
-        members = tuple(tuple(self.by_use[each] for each in run) for run in runs)
-        return Plan(found.order, partition, in_flight, found.end, None, join, members, priorities)
+        found = self.simulated(settings)
+        members = tuple(tuple(self.by_use[each] for each in run) for run in self.runs(settings))
+        return Plan(found.order, settings, found.end, None, members)
 
-    def timeline(self, plan: Plan) -> credit.Timeline:
-        """One iteration with a plan, by simulation; its layers are its runs."""
-        return self._simulated(self.runs(plan.join, plan.priorities), plan.partition, plan.credit, plan.priorities)
-
-    def _simulated(
-        self, runs: Sequence[Sequence[int]], partition: int | None, in_flight: int | None, priorities: bool
-    ) -> credit.Timeline:
+    def simulated(self, settings: Settings) -> credit.Timeline:
+        """One iteration with these settings, by simulation; its layers are the runs."""
         layers = [
             credit.Layer(
                 max(self.ready[each] for each in run),
                 sum(self.forward[each] for each in run),
                 sum(self.sizes[each] for each in run),
             )
-            for run in runs
+            for run in self.runs(settings)
         ]
         return credit.simulate(
             layers,
             self.transfer,
-            partition=partition,
-            credit=in_flight,
-            priorities=priorities,
+            partition=settings.partition,
+            credit=settings.credit,
+            priorities=settings.priorities,
             backward=self.backward,
         )
 
@@ -287,13 +308,13 @@ def make(known: Costs, limits: tuple[int | str | None, int | str | None], halves
     pass; "auto" stands for None there.
     """
     partition, window = limits
-    in_order = _earliest([known.plan(join, None, None, priorities=False) for join in JOINS])
+    in_order = _earliest([known.plan(Settings(join, priorities=False)) for join in JOINS])
     if halves:
         size, most = (None if limit in (None, "auto") else int(limit) for limit in limits)
-        plain = known.plan(in_order.join, size, most, priorities=False)
+        plain = known.plan(Settings(in_order.join, size, most, priorities=False))
         return [replace(plain, step_time=None)]
     plans = [
-        known.plan(join, size, each)
+        known.plan(Settings(join, size, each))
         for join in JOINS
         for size in _partitions(partition, sum(known.sizes))
         for each in _credits(size, window)
@@ -301,12 +322,12 @@ def make(known: Costs, limits: tuple[int | str | None, int | str | None], halves
     found = _different(sorted(plans, key=_time))
     if partition == window == "auto":
         slow = _time(found[0]) >= _time(in_order) * (1 - GAIN)
-        others = [in_order, *(known.plan(join, None, None, priorities=False) for join in _BUCKETS)]
+        others = [in_order, *(known.plan(Settings(join, priorities=False)) for join in _BUCKETS)]
         found = [*others, *found] if slow else [found[0], *others, *found[1:]]
     distinct: dict[Any, Plan] = {}
     for each in found:
         distinct.setdefault((each.order, each.members, each.credit), each)
-    whole = known.plan(0, None, None, priorities=False).step_time
+    whole = known.plan(Settings(priorities=False)).step_time
     return [replace(each, program_order=whole) for each in distinct.values()]
 
 

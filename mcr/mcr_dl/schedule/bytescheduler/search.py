@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from mcr_dl.schedule.bytescheduler.planning import Plan
+from mcr_dl.schedule.bytescheduler.planning import Plan, Settings
 from mcr_dl.schedule.bytescheduler.tuning import Probes
 
 _log = logging.getLogger("mcr_dl")
@@ -27,8 +27,8 @@ RANDOM, GUIDED = 5, 10  # probes
 SPACE = {"partition": (16.0, 23.0), "credit": (0.0, 3.0), "join": (14.0, 21.0)}
 _ALIGNED = 16
 
-Make = Callable[[int, int, int], Plan]
-"""From bytes of join, partition and credit to a plan."""
+Make = Callable[[Settings], Plan]
+"""From settings to a plan."""
 
 Share = Callable[[Any], Any]
 """From a value on each rank to that of rank 0; on all ranks at the same point."""
@@ -51,7 +51,7 @@ def bayesian(make: Make, share: Share, leads: bool, random: int = RANDOM, guided
         settings = share(proposals.next(took) if proposals else None)
         if settings is None:
             break
-        took = yield make(*settings)
+        took = yield make(Settings(*settings))
     yield None
 
 
@@ -63,7 +63,7 @@ class _Proposals:
         self._study: Any = None
         self._trial: Any = None
 
-    def next(self, took: int | None) -> list[int] | None:
+    def next(self, took: int | None) -> Settings | None:
         """The next ones, after the ns of a step with those before; None after an error, as the other ranks wait."""
         try:
             with warnings.catch_warnings():
@@ -79,9 +79,9 @@ class _Proposals:
             return None
 
 
-def _settings(point: dict[str, float]) -> list[int]:
+def _settings(point: dict[str, float]) -> Settings:
     partition = round(2 ** point["partition"]) // _ALIGNED * _ALIGNED
-    return [round(2 ** point["join"]), partition, round(partition * 2 ** point["credit"])]
+    return Settings(round(2 ** point["join"]), partition, round(partition * 2 ** point["credit"]))
 
 
 def _distributions() -> dict[str, Any]:

@@ -59,13 +59,13 @@ def traced(
         waits = issuer.record(None)
         for hook in hooks:
             hook.remove()
-    planned = known.timeline(plan)
+    planned = known.simulated(plan.settings)
     result.planned_ms = (planned.end - known.backward - sum(known.forward)) / 1e6
     ends = [end for _, end in record.backward]
     for first, last in zip(ends, [*ends[1:], 1 << 63], strict=False):
         result.exposed_ms.append(sum(end - start for start, end in waits if first <= start < last) / 1e6)
     origin = record.backward[0][0] if record.backward else 0
-    runs = known.runs(plan.join, plan.priorities)
+    runs = known.runs(plan.settings)
     events = [*_planned(known, planned, runs), *_measured(record, waits, origin, rank)]
     other = {"plan": str(plan), "planned_exposed_ms": result.planned_ms, "exposed_ms": result.exposed_ms}
     write_rows(os.fspath(path), {"traceEvents": events, "displayTimeUnit": "ms", "otherData": other})
