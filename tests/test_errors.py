@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import inspect
+import io
 import re
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +19,7 @@ import mcr_dl
 from harness import Pools
 from mcr_dl import _C, CollectiveTimeoutError, InvalidArgumentError
 from mcr_dl.base.errors import text_of
+from mcr_dl.base.warning import say
 from mcr_dl.groups import lifecycle as start
 from mcr_dl.runtime import startup
 from mcr_dl.testing.calls import OPS, SIGNATURES, Case, layouts
@@ -223,3 +226,15 @@ def test_classes() -> None:
     assert issubclass(mcr_dl.NotInitializedError, ValueError)  # as torch's own for a missing default group
     assert issubclass(mcr_dl.UnsupportedError, NotImplementedError)
     assert issubclass(mcr_dl.CollectiveTimeoutError, TimeoutError)
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_line_without_a_standard_error(
+    closed: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is left out: it neither raises nor goes to the standard output."""
+    stream = io.StringIO()
+    stream.close()
+    monkeypatch.setattr(sys, "stderr", stream if closed else None)
+    say("a line")
+    assert not capsys.readouterr().out

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Warnings that show the program's line."""
+"""Warnings, which show the program's line, and lines on the standard error."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import warnings
@@ -16,3 +17,10 @@ def warn(text: str) -> None:
     while frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_back is not None:
         level, frame = level + 1, frame.f_back
     warnings.warn(text, stacklevel=level)
+
+
+def say(text: str) -> None:
+    """Print a line on the standard error, unless that is closed, or a pipe that no process reads."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):
+            print(text, file=sys.stderr, flush=True)

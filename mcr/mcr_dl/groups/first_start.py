@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import sys
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -15,6 +13,7 @@ import torch.distributed as torch_dist
 
 from mcr_dl import _C
 from mcr_dl.base import agreement, documents
+from mcr_dl.base.warning import say
 from mcr_dl.measure import check, shares, start
 from mcr_dl.measure.timing import TorchControl
 from mcr_dl.runtime import core_groups, state
@@ -81,7 +80,7 @@ def _measure(
         names = ", ".join(sorted(compared))
         text = f"{reason}: measuring {names} for up to {known.seconds:.0f} s"
         hint = f"mcr-tune measures more; {choice.VARIABLE}=none turns this off"
-        _say(f"mcr_dl: {text} ({hint})")
+        say(f"mcr_dl: {text} ({hint})")
     group = _group(world, "measure")
     try:
         control = _control(group, store)
@@ -110,13 +109,6 @@ def _leave_out(group: _C.Group, tuned: choice.Knowledge, shape: choice.Shape) ->
         return ""
     choice.tune(group, tuned, derived=True)
     return str(scale["name"])
-
-
-def _say(text: str) -> None:
-    """Print a line on the standard error, if there is one that takes it: the other ranks wait for this one."""
-    if sys.stderr is not None:
-        with contextlib.suppress(OSError, ValueError):
-            print(text, file=sys.stderr, flush=True)
 
 
 def _control(group: _C.Group, store: torch_dist.Store) -> TorchControl | None:

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-
 from mcr_dl import _C, watch
+from mcr_dl.base.warning import say
 from mcr_dl.libraries import registry
 from mcr_dl.runtime import core_groups, exit_steps, state, trials
 from mcr_dl.trace import saving
@@ -29,8 +27,7 @@ def _leave_job() -> int:
         state.run_endings()
     desync = watch.compare_last() if error is None else ""
     if desync:
-        with contextlib.suppress(OSError, ValueError):  # closed, or a pipe that no process reads
-            print(f"mcr_dl: DesyncError: {desync}", file=sys.stderr, flush=True)
+        say(f"mcr_dl: DesyncError: {desync}")
         _C.fail_at_exit(_EXIT_DESYNC)
     trials.stop()
     reason = "it has ended" if error is None else f"it has raised {type(error).__name__}: {error}"

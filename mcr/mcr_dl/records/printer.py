@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import threading
 
 from mcr_dl import _C
 from mcr_dl.base import launcher
+from mcr_dl.base.warning import say
 from mcr_dl.records import log, statistics
 from mcr_dl.records.log import Record
 from mcr_dl.runtime import state
@@ -36,11 +35,6 @@ def _rank() -> int:
     return state.current().launch.rank if state.has_begun() else launcher.detect().rank
 
 
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # nothing reads the output any more
-        print(text, file=sys.stderr)
-
-
 def flush() -> None:
     """Print the lines of the calls that have ended since the last time."""
     global _next
@@ -50,13 +44,13 @@ def flush() -> None:
         capacity = _C.log_capacity()
         overwritten = _C.log_made() - capacity + 1 - _next
         if overwritten > 0:
-            _say(f"mcr_dl: verbose: up to {overwritten} lines left out, as the log keeps {capacity} records")
+            say(f"mcr_dl: verbose: up to {overwritten} lines left out, as the log keeps {capacity} records")
         records = log.every_record(min(_open, default=_next))  # reset() must not hide lines that are still to come
         fresh = [record for record in records if record.number >= _next or record.number in _open]
         running = {record.number for record in fresh if record.end is None}
         for record in fresh:
             if record.end is not None and record.group.name in _groups:
-                _say(line_of(record))
+                say(line_of(record))
         _next = max([_next, *(record.number + 1 for record in fresh)])
         _open.clear()
         _open.update(running)

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import torch.distributed as torch_dist
 from mcr_dl import _C
 from mcr_dl.base import variables
 from mcr_dl.base.errors import McrError
-from mcr_dl.base.warning import warn
+from mcr_dl.base.warning import say, warn
 from mcr_dl.passes import chain
 from mcr_dl.records import log
 from mcr_dl.runtime import meetings, state
@@ -97,5 +95,4 @@ def finish(*, together: bool) -> None:
         except (McrError, torch_dist.DistError):  # a rank did not come
             save(target, align=False)
     except Exception as error:
-        with contextlib.suppress(OSError, ValueError):  # closed, or a pipe that no process reads
-            print(f"mcr_dl: no trace in {target}: {type(error).__name__}: {error}", file=sys.stderr)
+        say(f"mcr_dl: no trace in {target}: {type(error).__name__}: {error}")

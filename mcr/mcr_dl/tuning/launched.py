@@ -11,7 +11,6 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from typing import Any
 
 from mcr_dl import _C, watch
 from mcr_dl.base import stores
+from mcr_dl.base.warning import say
 from mcr_dl.bench.ranks import orderly_end
 from mcr_dl.commands.arguments import FAILED
 from mcr_dl.groups import default_group
@@ -56,7 +56,7 @@ class _Watched(Worker):
             time.sleep(0.2)
         if self.journal is not None:
             reason = f"no progress for {self.limit:.0f} s"
-            print(f"mcr-tune: {blame(self.journal, self.progress, reason)}", file=sys.stderr, flush=True)
+            say(f"mcr-tune: {blame(self.journal, self.progress, reason)}")
         os._exit(FAILED)  # its threads are inside the library that hangs
 
 

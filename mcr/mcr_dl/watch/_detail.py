@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import time
 
 from mcr_dl import _C
 from mcr_dl.base.stores import STORE_ERRORS
+from mcr_dl.base.warning import say
 from mcr_dl.watch._alarm import Alarm, Exchange
 from mcr_dl.watch._compare import Comparison
 from mcr_dl.watch._diagnosis import ranks_text
@@ -75,5 +75,4 @@ class Detail:
         elif verdict is not None and verdict.missing:
             reason = f"{ranks_text(verdict.missing)} ended without it"
         if not self._broken.is_set() and (verdict is None or verdict.missing):
-            with contextlib.suppress(OSError, ValueError):  # closed
-                print(f"mcr_dl: the last calls have not been compared: {reason}", file=sys.stderr, flush=True)
+            say(f"mcr_dl: the last calls have not been compared: {reason}")

@@ -7,14 +7,14 @@ received from any rank may match a send of each rank, so these are compared as a
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
+
+from mcr_dl.base.warning import say
 
 ANY = -1  # as a message's peer: it is received from any rank
 MOST = 200_000  # runs of messages that wait for their match, in one group
@@ -265,8 +265,7 @@ class Messages:
         if not self.given_up:
             reason = "too many of them wait for their match, or one was refused while it was recorded"
             text = f"mcr_dl: sends and receives of group '{self._name}' are not compared any more: {reason}"
-            with contextlib.suppress(OSError, ValueError):  # closed
-                print(text, file=sys.stderr, flush=True)
+            say(text)
         self.given_up = True
         self._places.clear()
         self._changed.clear()

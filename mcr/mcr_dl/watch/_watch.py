@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import torch.distributed as torch_dist
 from mcr_dl import _C
 from mcr_dl.base import agreement, stores
 from mcr_dl.base.launcher import holds
+from mcr_dl.base.warning import say
 from mcr_dl.watch import _fork, _report, dump
 from mcr_dl.watch._alarm import ANSWERS, ENDED, INQUIRY, MEMBER, PARTING, Alarm, Exchange
 from mcr_dl.watch._detail import Detail
@@ -217,8 +217,7 @@ class Watch:
             last = _report.last(self.rank, self._size, self._ages, reason, well=False)
             self._exchange.leave(ENDED, last, anyhow=True)
             self._exchange.fail()
-            with contextlib.suppress(OSError, ValueError):  # closed
-                print(f"mcr_dl: {text}" + (f"\n  at {place}" if place else ""), file=sys.stderr, flush=True)
+            say(f"mcr_dl: {text}" + (f"\n  at {place}" if place else ""))
             self.close()
         finally:
             os._exit(code)

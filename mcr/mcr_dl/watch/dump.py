@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 
 from mcr_dl.base import documents, shapes, variables
 from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.base.warning import say
 from mcr_dl.watch._diagnosis import diagnose, ranks_text
 from mcr_dl.watch._report import FORMAT, VERSION, Report
 
@@ -84,8 +84,7 @@ def write(number: int, report: Report, alarm: Mapping[str, Any]) -> None:
     try:
         documents.replace_file(file, documents.dumps({**report, "alarm": dict(alarm), "job": _job}))
     except OSError as error:
-        with contextlib.suppress(OSError, ValueError):  # stderr is closed: the thread must go on
-            print(f"mcr_dl: {file} could not be written: {error}", file=sys.stderr)
+        say(f"mcr_dl: {file} could not be written: {error}")
 
 
 def _check_rows(file: Path, where: str, rows: Sequence[Any]) -> None:
