@@ -22,6 +22,7 @@ from mcr_dl.base import documents
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.tables import codecs
 
+VISITS = 3  # to each size, with the others in between
 _LONGEST = documents.MIB  # bytes of a line: the plan is the longest
 _MOST, _LATEST = 1 << 62, 1e15  # limits of numbers and microseconds, as in tuning/schema.json
 
@@ -122,6 +123,14 @@ class Progress:
             self.done.add(_key(event))
         if kind not in ("ready", "step", "sample"):
             self.step = None
+
+    def patience(self, plan: Plan, limit: float) -> float:
+        """Seconds without news until the step that is running counts as hung; ``limit``: those of a call.
+
+        Timing says nothing while it plans, which takes longer with slow calls, and while it uses its budget.
+        """
+        slow: float = (self.step or {}).get("seconds", 0.0)
+        return limit + slow + plan.budget_seconds / VISITS
 
     def contradiction(self, facts: Mapping[str, Any], backends: Sequence[str]) -> str:
         """How the ranks differ from those that measured before, in an interrupted run; empty if they do not."""

@@ -26,7 +26,7 @@ from mcr_dl.groups import default_group
 from mcr_dl.measure import devices
 from mcr_dl.runtime import state
 from mcr_dl.tuning._journal import Journal, Plan, Progress, blamed
-from mcr_dl.tuning.worker import VISITS, Worker, start
+from mcr_dl.tuning.worker import Worker, start
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PROGRESS = "tune/progress"  # at the store
@@ -50,9 +50,8 @@ class _Watched(Worker):
         super().note(event, **values)
 
     def _watch(self) -> None:
-        # Timing says nothing while it plans, which takes longer with slow calls, and while it uses its budget.
-        more = self.plan.budget_seconds / VISITS + (0 if self.journal is not None else _LATER_SECONDS)
-        while time.monotonic() - self._heard < self.limit + more + (self.progress.step or {}).get("seconds", 0.0):
+        later = 0.0 if self.journal is not None else _LATER_SECONDS
+        while time.monotonic() - self._heard < self.progress.patience(self.plan, self.limit) + later:
             time.sleep(0.2)
         if self.journal is not None:
             reason = f"no progress for {self.limit:.0f} s"

@@ -84,9 +84,7 @@ class Tuner:
         while not ranks.wait(_LOOK_SECONDS):
             if self._take_news():
                 last, heard = time.monotonic(), True
-            # Timing says nothing while it plans, which takes longer with slow calls, and while it uses its budget.
-            slow = (self.progress.step or {}).get("seconds", 0.0)
-            patience = self.limit + slow + self.plan.budget_seconds / worker.VISITS
+            patience = self.progress.patience(self.plan, self.limit)
             limit = patience if heard else max(patience, _START_SECONDS)
             # Once a rank has failed, wait() ends the others.
             if ranks.first_failure is None and time.monotonic() - last > limit:

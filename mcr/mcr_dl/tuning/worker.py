@@ -24,10 +24,9 @@ from mcr_dl.runtime import core_groups, state
 from mcr_dl.tables import rules
 from mcr_dl.tables.host import host, software
 from mcr_dl.tables.model import label_of, parts_of
-from mcr_dl.tuning._journal import Journal, Plan, Progress, Unit
+from mcr_dl.tuning._journal import VISITS, Journal, Plan, Progress, Unit
 
 _RED = "SUM"
-VISITS = 3  # to each size, with the others in between
 _CALLS = 12 + MINIMUM_ROUNDS  # of each candidate, at most, before the budget ends a visit: the first ones plan
 
 
