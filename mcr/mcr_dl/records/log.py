@@ -70,6 +70,13 @@ class Record(NamedTuple):
         return self.wait_begin, now if self.wait_end is None else self.wait_begin + self.waited
 
     @property
+    def ends(self) -> tuple[int, int] | None:
+        """The sender and the receiver of a message, as group ranks; None of a collective, and if one is not known."""
+        if not self.peer or self.root is None or self.root < 0:
+            return None
+        return (self.group.rank, self.root) if self.op == "send" else (self.root, self.group.rank)
+
+    @property
     def name(self) -> str:
         """The operation, with a "v" for the vectored form, as in tables and benchmarks."""
         return self.op + ("v" if self.vectored else "")

@@ -69,6 +69,28 @@ def offsets(traces: Sequence[Trace]) -> list[int]:
     return [each - ahead[0] for each in ahead]
 
 
+def first_common(traces: Sequence[Trace]) -> dict[tuple[str, int], int]:
+    """By group: the first number from which no rank's ring has lost a call."""
+    first: dict[tuple[str, int], int] = {}
+    members = {group.key: group.ranks for trace in traces for group in trace.groups}
+    for trace in traces:
+        if trace.lost == 0:
+            continue
+        seen: dict[tuple[str, int], int] = {}
+        for record in trace.records:
+            if not record.peer and record.seq:
+                seen.setdefault(record.group.key, record.seq)
+        for key, ranks in members.items():
+            if trace.rank in ranks:
+                first[key] = max(first.get(key, 0), seen.get(key, sys.maxsize))  # it may have lost all of them
+    return first
+
+
+def lost_somewhere(record: Record, first: dict[tuple[str, int], int]) -> bool:
+    """Whether a rank's ring may have lost this call; ``first``: of ``first_common``, empty if no ring has lost any."""
+    return bool(first) and (record.peer or record.seq < first.get(record.group.key, 0))
+
+
 def file_of(path: str | os.PathLike[str], rank: int) -> Path:
     """The file of a rank's trace: `out.rank3.json` for `out.json`, `folder/rank3.json` for a folder."""
     place = Path(path)

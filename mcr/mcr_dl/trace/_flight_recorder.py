@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 
 from mcr_dl.libraries import registry
 from mcr_dl.records.log import Record, RecordedGroup
-from mcr_dl.trace._files import Trace
+from mcr_dl.trace._files import Trace, first_common, lost_somewhere
 
 Entry = dict[str, Any]
 VERSION = "2.10"
@@ -54,10 +53,9 @@ class _Places:
             return None
         if not record.peer:
             return _Place(_name_of(record.group), ranks, record.seq, False)
-        if record.root is None or record.root < 0:
+        if record.ends is None:
             return None
-        ends = (record.group.rank, record.root)
-        source, target = ends if record.op == "send" else ends[::-1]
+        source, target = record.ends
         name = f"{_name_of(record.group)}/{source}->{target}/{record.tag}"
         self._messages[name] += 1
         return _Place(name, (ranks[source], ranks[target]), self._messages[name], True)
@@ -116,28 +114,6 @@ def _entry(record: Record, place: _Place, number: int, trace: Trace) -> Entry:
         "frames": [{"name": record.caller, "filename": "?", "line": 0}] if record.caller else [],
         "mcr_backend": record.backend,
     }
-
-
-def first_common(traces: Sequence[Trace]) -> dict[tuple[str, int], int]:
-    """By group: the first number from which no rank's ring has lost a call."""
-    first: dict[tuple[str, int], int] = {}
-    members = {group.key: group.ranks for trace in traces for group in trace.groups}
-    for trace in traces:
-        if trace.lost == 0:
-            continue
-        seen: dict[tuple[str, int], int] = {}
-        for record in trace.records:
-            if not record.peer and record.seq:
-                seen.setdefault(record.group.key, record.seq)
-        for key, ranks in members.items():
-            if trace.rank in ranks:
-                first[key] = max(first.get(key, 0), seen.get(key, sys.maxsize))  # it may have lost all of them
-    return first
-
-
-def lost_somewhere(record: Record, first: dict[tuple[str, int], int]) -> bool:
-    """Whether a rank's ring may have lost this call; ``first``: of ``first_common``, empty if no ring has lost any."""
-    return bool(first) and (record.peer or record.seq < first.get(record.group.key, 0))
 
 
 def flight_recorder(traces: Sequence[Trace]) -> list[dict[str, Any]]:

@@ -11,12 +11,11 @@ from typing import Any
 from mcr_dl import _C
 from mcr_dl.records.log import Record, RecordedGroup
 from mcr_dl.trace import _files
-from mcr_dl.trace._files import Trace
-from mcr_dl.trace._flight_recorder import first_common, lost_somewhere
+from mcr_dl.trace._files import Trace, first_common, lost_somewhere
 
 Entry = dict[str, Any]
 _Collective = tuple[tuple[str, int], tuple[int, ...], int]  # the group, of which parts share a name, and the number
-_Ends = tuple[tuple[str, int], int, int, int | None]
+_Ends = tuple[tuple[str, int], tuple[int, int] | None, int | None]
 
 # MCR-DL's names -> PARAM's. Forms on one buffer are its "base" ones; every exchange is one with splits.
 _NAMES = {
@@ -53,7 +52,7 @@ def _problem(record: Record) -> str | None:
         return f"dtype {record.dtype}: no such type in PARAM"
     if record.truncated:
         return "vectored calls whose splits were not kept"
-    if record.peer and (record.root is None or record.root < 0):
+    if record.peer and record.ends is None:
         return "receives from any rank that did not end"
     return None
 
@@ -110,9 +109,7 @@ def _collective(record: Record) -> _Collective:
 
 def _ends(record: Record) -> _Ends:
     """The group of a message, its sender and receiver, and its tag: messages of the same ends match in order."""
-    ends = (record.group.rank, record.root or 0)
-    source, target = ends if record.op == "send" else ends[::-1]
-    return record.group.key, source, target, record.tag
+    return record.group.key, record.ends, record.tag
 
 
 def _sizes(record: Record) -> Entry:
@@ -147,9 +144,8 @@ def _call(record: Record, group: int, time: int) -> Entry:
     if record.vectored or record.op == "all_to_all":
         entry.update(_splits(record))
     ranks = record.group.ranks
-    if record.peer and record.root is not None:
-        ends = (ranks[record.group.rank], ranks[record.root])
-        source, target = ends if record.op == "send" else reversed(ends)
+    if record.ends is not None:
+        source, target = (ranks[each] for each in record.ends)
         entry.update(src_rank=source, dst_rank=target, use_batch=False)
     elif record.root is not None:
         entry["root"] = ranks[record.root]
