@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from mcr_dl.base.weak import weakly
 from mcr_dl.schedule.bytescheduler.gradients import Parameter
 
 
@@ -63,18 +64,6 @@ class Gates:
         self._hooks, self.modules = [], []
 
 
-def weakly(method: Callable[[], None]) -> Callable[[], None]:
-    """Make a function that calls the method as long as something else keeps the method's object."""
-    handle = weakref.WeakMethod(method)
-
-    def call() -> None:
-        found = handle()
-        if found is not None:
-            found()
-
-    return call
-
-
 def after_forward(root: nn.Module, call: Callable[[], None]) -> Any:
     """Call this function after each forward pass."""
     return root.register_forward_hook(_Hook(lambda *_: call()))
@@ -90,12 +79,12 @@ def of_gradients(
     """
 
     def weak(method: Callable[[Parameter], None], each: Parameter) -> Callable[[Any], None]:
-        of_method, of_each = weakref.WeakMethod(method), weakref.ref(each)
+        call, of_each = weakly(method), weakref.ref(each)
 
         def hook(_: Any) -> None:
-            found, parameter = of_method(), of_each()
-            if found is not None and parameter is not None:
-                found(parameter)
+            parameter = of_each()
+            if parameter is not None:
+                call(parameter)
 
         return hook
 

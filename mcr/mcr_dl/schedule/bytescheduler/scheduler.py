@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mcr_dl.base.errors import McrError, UnsupportedError
+from mcr_dl.base.weak import weakly
 from mcr_dl.runtime import handles, state
 from mcr_dl.schedule.bytescheduler import buffers, checks, choosing, guard, hooks, own_groups, planning, timeline
 from mcr_dl.schedule.bytescheduler.gradients import Parameter, Piece, in_order, joined
@@ -101,12 +102,12 @@ class ByteScheduler(nn.Module):
         self._transfers = Transfers(self._core, backend, form == "reduce_scatter")
         limits = checks.limit("partition", partition, self._transfers.multiple), checks.limit("credit", credit)
         leader = Leader(own_groups.like(self._outer, self), self._transfers.named) if order == "leader" else None
-        end = hooks.weakly(self._at_end)
+        end = weakly(self._at_end)
         self._choice = choosing.Choice(self._transfers, "simulation" if leader else tuning, limits, end)
         self._issuer = Issuer(self._transfers.start, leader)
         self._optimizer, self._updates = optimizer, Updates(optimizer)
         self._gates = hooks.Gates(module, self._enter, self._need)
-        self._wait = hooks.weakly(self._read)  # Python's collector does not see a parameter's gradient
+        self._wait = weakly(self._read)  # Python's collector does not see a parameter's gradient
         self._hooks: list[Any] = []
         try:
             self._reset(owned)
@@ -152,7 +153,7 @@ class ByteScheduler(nn.Module):
         self._hooks += hooks.of_gradients(self._values, self._before_gradient, self._gradient)
         self._hooks += hooks.of_states(root, optimizer, self._drain)
         self._hooks.append(hooks.Step(optimizer, self._step, self))
-        state.current().of(self._core.name()).endings.append(hooks.weakly(self._at_end))
+        state.current().of(self._core.name()).endings.append(weakly(self._at_end))
 
     def _at_end(self) -> None:
         """The job, the group or a backend ends."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ import torch.distributed as torch_dist
 
 from mcr_dl import _C, watch
 from mcr_dl.base.errors import InvalidArgumentError, McrError, PeerLostError, text_of
+from mcr_dl.base.weak import weakly
 from mcr_dl.planner.graph import Graph, hash_of
 from mcr_dl.planner.plans import Plan, Planner
 from mcr_dl.runtime import state
@@ -60,14 +60,7 @@ class Replanner:
     begins: list[int] | None = None  # a list gets the ns at which iterations begin
 
     def __post_init__(self) -> None:
-        handle = weakref.WeakMethod(self._event)
-
-        def handler(event: str, value: int) -> None:
-            method = handle()
-            if method is not None:
-                method(event, value)
-
-        self.control = _C.PlanControl(handler)
+        self.control = _C.PlanControl(weakly(self._event))
         self.lanes: dict[str, list[_C.Group]] = {}  # by group
         self._meetings: Meetings | None = None
         self._failures = 0
