@@ -11,7 +11,7 @@ from mcr_dl import _C
 from mcr_dl.bench.ranks import bind
 from mcr_dl.measure.cases import Case, prepare
 from mcr_dl.measure.ended_trials import end_trials
-from mcr_dl.measure.timing import TorchControl, measure
+from mcr_dl.measure.timing import Sampling, TorchControl
 
 SIZES = [4 * 4**i for i in range(12)]  # 4 B ... 16 MiB
 PEER = "all_reduce"  # the operation that is also measured on other libraries
@@ -32,7 +32,7 @@ def _measure_point(operation: str, nbytes: int, group: Any, control: TorchContro
         wrong = prepared[name].check()
         assert wrong == 0, (operation, nbytes, name, wrong)
     end_trials(prepared["auto"], control)
-    found = measure(prepared, control, budget, confidence=0.01, minimum_rounds=25)
+    found = Sampling(prepared, control, confidence=0.01).extend(budget, minimum_rounds=25)
     return {name: statistics.median_us for name, statistics in found.items()}
 
 

@@ -75,14 +75,14 @@ class Recorded:
 
 def _measure(control: Scripted, log: list[str], apart: bool = False) -> dict[str, timing.Statistics]:
     calls = {name: Recorded(name, log, apart) for name in "abc"}
-    return timing.measure(calls, control, 10.0, 0.025)
+    return timing.Sampling(calls, control).extend(10.0)
 
 
 def test_a_device_is_done_when_the_clock_starts_and_stops() -> None:
     """Each batch is between two waits for the device, without waits between its calls."""
     log: list[str] = []
     calls = {name: Recorded(name, log, waits=True) for name in "ab"}
-    timing.measure(calls, Scripted(0.01, lambda _: 300.0), 1.0, 0.025)
+    timing.Sampling(calls, Scripted(0.01, lambda _: 300.0)).extend(1.0)
     batches = " ".join(log).split("synchronize")
     assert len(batches) % 2 == 1
     assert all(set(inside.split()) in ({"a"}, {"b"}) for inside in batches[1::2])

@@ -107,7 +107,7 @@ def measures() -> list[tuple[str, int, int]]:
     for operation in ("all_reduce", "broadcast", "send", "all_to_allv", "barrier"):
         names = (*session.BACKENDS, "auto")
         prepared = {name: cases.prepare(Case(operation, 4096), name, group) for name in names}
-        for name, times in timing.measure(prepared, control, 0.05, 0.2).items():
+        for name, times in timing.Sampling(prepared, control, 0.2).extend(0.05).items():
             assert 0 < times.min_us <= times.median_us <= times.p99_us
             assert times.n >= timing.MINIMUM_ROUNDS
             assert times.calls >= times.n

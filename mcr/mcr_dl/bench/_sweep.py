@@ -12,7 +12,7 @@ from mcr_dl.base.operations import operation_of
 from mcr_dl.bench.mix import Part
 from mcr_dl.measure.cases import Case, Prepared, message_size, prepare
 from mcr_dl.measure.ended_trials import end_trials
-from mcr_dl.measure.timing import Statistics, TorchControl, measure
+from mcr_dl.measure.timing import Sampling, Statistics, TorchControl
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def measure_point(
     wrong = {name: int(sum(control.gathered(each.check()))) for name, each in prepared.items() if settings.check}
     if "auto" in prepared:
         end_trials(prepared["auto"], control)
-    statistics = measure(prepared, control, settings.budget_seconds, settings.confidence)
+    statistics = Sampling(prepared, control, settings.confidence).extend(settings.budget_seconds)
     count, nbytes = message_size(case.operation, case.nbytes, case.dtype, group.size())
     return [
         Row(case, name, nbytes, count, statistics.get(name), wrong.get(name), reasons.get(name, "")) for name in names

@@ -15,7 +15,7 @@ from mcr_dl.base.operations import operations
 from mcr_dl.commands.sizes import parse_size, size_text
 from mcr_dl.measure.cases import Case, Prepared, prepare
 from mcr_dl.measure.ended_trials import end_trials
-from mcr_dl.measure.timing import Statistics, TorchControl, measure
+from mcr_dl.measure.timing import Sampling, Statistics, TorchControl
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def parse_mix(text: str) -> tuple[Part, ...]:
 
 
 class _Calls:
-    """The calls that `timing.measure` times. Ranks may leave them apart, so each batch begins with a barrier."""
+    """The calls that `Sampling` times. Ranks may leave them apart, so each batch begins with a barrier."""
 
     def __init__(
         self, call: Callable[[], object], meet: Callable[[], object], synchronize: Callable[[], object] | None
@@ -146,6 +146,6 @@ def run_mix(
     calls |= {"in turn": partial(_in_turn, prepared), "together": partial(_at_once, prepared)}
     meet = partial(_C.barrier, parts[0].candidate, group)
     timed = {name: _Calls(call, meet, prepared[0].synchronize) for name, call in calls.items()}
-    result = measure(timed, control, budget_seconds, confidence)
+    result = Sampling(timed, control, confidence).extend(budget_seconds)
     alone = tuple(result[str(index)] for index in range(len(parts)))
     return MixResult(tuple(parts), alone, result["in turn"], result["together"], wrong)

@@ -246,15 +246,10 @@ class Sampling:
     """
 
     def __init__(
-        self,
-        prepared: Mapping[str, Timed],
-        control: Control,
-        confidence: float = 0.025,
-        seed: int = 0,
-        trials: int = _TRIALS,
+        self, prepared: Mapping[str, Timed], control: Control, confidence: float = 0.025, trials: int = _TRIALS
     ) -> None:
         self._prepared, self._control, self._confidence, self._trials = dict(prepared), control, confidence, trials
-        self._orders = balanced_orders(list(prepared), random.Random(seed))
+        self._orders = balanced_orders(list(prepared), random.Random(0))
         self._samples: dict[str, list[float]] = {name: [] for name in prepared}
         self._batches: dict[str, _Batch] = {}
         self._done = 0  # rounds
@@ -297,16 +292,3 @@ class Sampling:
             values.extend(agreed[index * rounds : (index + 1) * rounds])
         self._done += rounds
         return elapsed
-
-
-def measure(
-    prepared: Mapping[str, Timed],
-    control: Control,
-    budget_seconds: float,
-    confidence: float = 0.025,
-    *,
-    minimum_rounds: int = MINIMUM_ROUNDS,
-    seed: int = 0,
-) -> dict[str, Statistics]:
-    """Measure all candidates in one visit (Sampling). Collective."""
-    return Sampling(prepared, control, confidence, seed).extend(budget_seconds, minimum_rounds)
