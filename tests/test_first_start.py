@@ -256,7 +256,7 @@ def test_a_form_measured_in_part(operation: str, async_op: bool, largest: int, k
     """It uses the curves of blocking calls with equal counts instead of its own."""
     measurement = object.__new__(start.Measurement)
     found = start._Results({"shm": _samples({4: 1.0, largest: 2.0})}, {"mpi": "1 wrong elements"})
-    measurement._results = {start._Kind("all_reduce", False): found, start._Kind(operation, async_op): found}
+    measurement._results = {start._kind("all_reduce"): found, start._kind(operation, async_op=async_op): found}
     scale = measurement._scale(choice.Shape(2, 1, 2))
     own = [curve for curve in scale.curves if (curve.operation, curve.async_op) == (operation, async_op)]
     assert bool(own) is kept
@@ -274,7 +274,7 @@ def test_tables_of_all_kinds_of_candidates(tmp_path: Path, candidate: str) -> No
     """And of equal sizes: with 64 ranks, blocks of 4 and of 256 bytes have an element for each rank."""
     measurement = object.__new__(start.Measurement)
     found = start._Results({candidate: [*_samples({256: 2.0}), *_samples({256: 1.0, 4096: 3.0})]})
-    measurement._results = {start._Kind("all_gather", False): found}
+    measurement._results = {start._kind("all_gather"): found}
     scale = measurement._scale(choice.Shape(64, 2, 32))
     path = tmp_path / "t.json"
     files.write(Table(files.now(), host(), software({}), {}, (scale,)), path)
@@ -323,7 +323,7 @@ def test_exclusions_of_another_shape() -> None:
     measurement._group = SimpleNamespace(  # type: ignore[assignment]
         candidates=["gloo", *others], _explain=lambda *_: told
     )
-    kind = start._Kind("all_reduce", False)
+    kind = start._kind("all_reduce")
     left = dict.fromkeys(["gloo", "stripe(gloo,mpi)", "hier(shm,stripe(gloo,mpi))"], "left out for 2 ranks")
     assert measurement._left_out(kind, "2 ranks") == left
     assert measurement._left_out(kind, "") == {}

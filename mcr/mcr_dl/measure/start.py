@@ -12,14 +12,15 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from time import perf_counter
-from typing import NamedTuple
 
 from mcr_dl import _C
 from mcr_dl.base import launcher
 from mcr_dl.base.operations import dtype_class, frequent, operation_of
 from mcr_dl.measure import cases, shares
 from mcr_dl.measure.cases import Case, Prepared, prepare
+from mcr_dl.measure.shares import Kind
 from mcr_dl.measure.timing import Sampling, Statistics, TorchControl
 from mcr_dl.runtime import state
 from mcr_dl.tables.choice import FLAT, Shape
@@ -49,6 +50,9 @@ _RESERVE = 0.15  # seconds for the last point and for what follows
 _CUT = 64 << 10  # bytes: smaller calls are not cut, so a stripe does as its first part
 _HOPELESS = 10  # a candidate that takes so many times as long as the best is measured no further
 _HOPELESS_LARGE = 3  # and above 1 MiB, where the order of candidates changes little, and time is dear
+
+
+_SIZE, _LEAST = attrgetter("bytes"), attrgetter("min_us")
 
 
 def _close(best: Mapping[str, Statistics]) -> bool:
@@ -87,23 +91,21 @@ def _operations() -> list[str]:
     return [*often, *(row["name"] for row in _C.ops() if row["name"] in _C.operations() and row["name"] not in often)]
 
 
-class _Kind(NamedTuple):
+def _kind(operation: str, *, async_op: bool = False) -> Kind:
     """The calls whose candidates are compared."""
-
-    operation: str
-    async_op: bool
+    return Kind(operation, DTYPE, "cpu", async_op)
 
 
-def _points() -> Iterator[tuple[_Kind, int]]:
+def _points() -> Iterator[tuple[Kind, int]]:
     """Calls and sizes, the most important first: the budget may end before the last.
 
     Sends come before large calls, because `auto` never tries candidates for them: only two ranks of the group make one.
     """
-    blocking, starting = ([_Kind(name, async_op) for name in frequent()] for async_op in (False, True))
-    sizeless = [_Kind(name, False) for name in _operations() if operation_of(name).op == "barrier"]
-    sends = [_Kind(name, False) for name in _operations() if operation_of(name).peer]
-    others = [kind for name in _operations() if (kind := _Kind(name, False)) not in (*blocking, *sizeless, *sends)]
-    vectored = [_Kind(name, False) for name in _C.operations() if operation_of(name).vectored]
+    blocking, starting = ([_kind(name, async_op=async_op) for name in frequent()] for async_op in (False, True))
+    sizeless = [_kind(name) for name in _operations() if operation_of(name).op == "barrier"]
+    sends = [_kind(name) for name in _operations() if operation_of(name).peer]
+    others = [kind for name in _operations() if (kind := _kind(name)) not in (*blocking, *sizeless, *sends)]
+    vectored = [_kind(name) for name in _C.operations() if operation_of(name).vectored]
     for kinds, sizes in (
         (blocking, _COARSE),
         (blocking, _FINE),
@@ -128,10 +130,10 @@ class _Results:
 
     def expected(self, name: str, nbytes: int) -> float:
         """An estimate of the time of a call in seconds, from the nearest smaller size, or the smallest; 0 without."""
-        samples = sorted(self.samples.get(name, []), key=_bytes)
+        samples = sorted(self.samples.get(name, []), key=_SIZE)
         if not samples:
             return 0.0
-        nearest = max((each for each in samples if each.bytes <= nbytes), key=_bytes, default=samples[0])
+        nearest = max((each for each in samples if each.bytes <= nbytes), key=_SIZE, default=samples[0])
         return nearest.min_us * 1e-6 * max(1.0, nbytes / max(nearest.bytes, FLAT))
 
     def largest(self) -> int:
@@ -149,23 +151,11 @@ def _plausible(given: list[Sample]) -> list[Sample]:
     Small sizes may be equal, as blocks have a whole element for each rank: the least time counts.
     """
     fastest: dict[int, Sample] = {}
-    for each in sorted(given, key=_least_us):
+    for each in sorted(given, key=_LEAST):
         fastest.setdefault(each.bytes, each)
-    samples = sorted(fastest.values(), key=_bytes)
+    samples = sorted(fastest.values(), key=_SIZE)
     least = [min((each.min_us for each in samples[index + 1 :]), default=math.inf) for index in range(len(samples))]
     return [each for each, larger in zip(samples, least, strict=True) if each.min_us <= _IMPLAUSIBLE * larger]
-
-
-def _bytes(sample: Sample) -> int:
-    return sample.bytes
-
-
-def _least_us(sample: Sample) -> float:
-    return sample.min_us
-
-
-def _least(statistics: Statistics) -> float:
-    return statistics.min_us
 
 
 def own_core() -> int | None:
@@ -208,7 +198,7 @@ class Measurement:
                 break
         return self._scale(shape)
 
-    def _left_out(self, kind: _Kind, scale: str) -> dict[str, str]:
+    def _left_out(self, kind: Kind, scale: str) -> dict[str, str]:
         if not scale:
             return {}
         gone = set(self._group._explain(kind.operation, 0, DTYPE, "SUM", "cpu", kind.async_op)["excluded"])
@@ -219,7 +209,7 @@ class Measurement:
         """Seconds since the beginning, equal on all ranks."""
         return self._control.maximum([perf_counter() - self._begin])[0]
 
-    def _worthwhile(self, kind: _Kind, nbytes: int) -> list[str]:
+    def _worthwhile(self, kind: Kind, nbytes: int) -> list[str]:
         """The candidates to measure: all, or without those that were far behind at a smaller size, or when blocking.
 
         Also if one is left: other sizes' choices and the predicted times of schedules need its curve, and without one
@@ -235,13 +225,13 @@ class Measurement:
             return []
         if not kind.async_op and nbytes in _ALWAYS:
             return names
-        blocking = self._results.get(_Kind(kind.operation, False), found)
+        blocking = self._results.get(_kind(kind.operation), found)
         times = {name: found.expected(name, nbytes) or blocking.expected(name, nbytes) for name in names}
         best = min((time for time in times.values() if time > 0), default=0.0)
         limit = _HOPELESS_LARGE if nbytes in _LARGE else _HOPELESS
         return [name for name in names if times[name] <= limit * best]
 
-    def _point(self, kind: _Kind, nbytes: int, names: list[str]) -> None:
+    def _point(self, kind: Kind, nbytes: int, names: list[str]) -> None:
         found = self._results[kind]
         self._spread()
         case = Case(kind.operation, nbytes, DTYPE, asynchronous=kind.async_op)
@@ -261,11 +251,10 @@ class Measurement:
             self._give_shares(kind, found, computed)
             self._time(found, nbytes, computed, seconds * len(computed))
 
-    def _give_shares(self, kind: _Kind, found: _Results, computed: Mapping[str, Prepared]) -> None:
+    def _give_shares(self, kind: Kind, found: _Results, computed: Mapping[str, Prepared]) -> None:
         times = {part: found.samples[part] for part in shares.parts_of(computed) if part in found.samples}
         points = {part: {each.bytes: each.min_us for each in samples} for part, samples in times.items()}
-        calls = shares.Kind(kind.operation, DTYPE, "cpu", kind.async_op)
-        self._shares.give(calls, points)
+        self._shares.give(kind, points)
 
     def _time(self, found: _Results, nbytes: int, ready: dict[str, Prepared], seconds: float) -> None:
         if not ready:
@@ -274,7 +263,7 @@ class Measurement:
         best: dict[str, Statistics] = {}
         for _ in range(_VISITS):
             taken = Sampling(ready, self._control, _CONFIDENCE, trials=trials).extend(seconds, _ROUNDS)
-            best = {name: min(each, best.get(name, each), key=_least) for name, each in taken.items()}
+            best = {name: min(each, best.get(name, each), key=_LEAST) for name, each in taken.items()}
             disturbed = any(self._disturbed(found, name, nbytes, each.min_us) for name, each in best.items())
             if not disturbed and not (_CUT < nbytes < _LARGE[-1] and _close(best)):  # the largest take too long
                 break
@@ -316,7 +305,7 @@ class Measurement:
 
     def _scale(self, shape: Shape) -> Scale:
         curves, excluded = [], []
-        for (operation, async_op), found in self._results.items():
+        for (operation, _, _, async_op), found in self._results.items():
             excluded += [
                 Exclusion(operation, DTYPE, name, reason, async_op=async_op) for name, reason in found.wrong.items()
             ]
