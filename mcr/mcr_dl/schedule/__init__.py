@@ -4,8 +4,8 @@
 from mcr_dl.schedule.bytescheduler.planning import Plan
 from mcr_dl.schedule.bytescheduler.scheduler import ByteScheduler
 from mcr_dl.schedule.bytescheduler.tuning import Trial
-from mcr_dl.schedule.events import Traced
 from mcr_dl.schedule.syndicate.known import Event, Turn
 from mcr_dl.schedule.syndicate.scheduler import Syndicate, step
+from mcr_dl.schedule.timelines import Traced
 
 __all__ = ["ByteScheduler", "Event", "Plan", "Syndicate", "Traced", "Trial", "Turn", "step"]

@@ -25,7 +25,7 @@ from mcr_dl.schedule.bytescheduler.leader import Leader
 from mcr_dl.schedule.bytescheduler.tuning import Trial
 from mcr_dl.schedule.bytescheduler.updates import Updates, outside_inference
 from mcr_dl.schedule.bytescheduler.uses import Uses
-from mcr_dl.schedule.events import Traced
+from mcr_dl.schedule.timelines import Traced
 
 _log = logging.getLogger("mcr_dl")
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,17 +11,13 @@ from typing import Any
 
 from torch import nn
 
-from mcr_dl.base.documents import write_rows
 from mcr_dl.base.errors import McrError
+from mcr_dl.schedule import timelines
 from mcr_dl.schedule.bytescheduler import credit, planning
 from mcr_dl.schedule.bytescheduler.issue import Issuer, Partition
-from mcr_dl.schedule.events import Traced, named, operation, span
+from mcr_dl.schedule.timelines import COMPUTATION, PLAN, RANK, WAITING, Row, Span, Traced, named, operation, span
 
-_PLAN, _RANK = 0, 1  # processes in the trace
-_COMPUTATION, _WAITING = 1, 2
-_THREADS = {_COMPUTATION: "computation", _WAITING: "waiting for gradients"}
-
-Span = tuple[int, int]  # nanoseconds
+_THREADS = {COMPUTATION: "computation", WAITING: "waiting for gradients"}
 
 
 @dataclass
@@ -66,31 +61,30 @@ def traced(
         result.exposed_ms.append(sum(end - start for start, end in waits if first <= start < last) / 1e6)
     origin = record.backward[0][0] if record.backward else 0
     runs = known.runs(plan.settings)
-    events = [*_planned(known, planned, runs), *_measured(record, waits, origin, rank)]
-    other = {"plan": str(plan), "planned_exposed_ms": result.planned_ms, "exposed_ms": result.exposed_ms}
-    write_rows(os.fspath(path), {"traceEvents": events, "displayTimeUnit": "ms", "otherData": other})
+    rows = [*_planned(known, planned, runs), *_measured(record, waits, origin, rank)]
+    timelines.write(path, rows, str(plan), result)
 
 
-def _planned(known: planning.Costs, timeline: credit.Timeline, runs: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
-    events = [*named(_PLAN, "the plan", _THREADS), span(_PLAN, _COMPUTATION, "backward", 0, known.backward)]
+def _planned(known: planning.Costs, timeline: credit.Timeline, runs: Sequence[Sequence[int]]) -> list[Row]:
+    rows = [*named(PLAN, "the plan", _THREADS), span(PLAN, COMPUTATION, "backward", 0, known.backward)]
     for index, ((run, part), (begin, end)) in enumerate(zip(timeline.order, timeline.spans, strict=True)):
-        events += operation(_PLAN, index, f"gradient {runs[run][0]}[{part}]", begin, end)
+        rows += operation(PLAN, index, f"gradient {runs[run][0]}[{part}]", begin, end)
     now = known.backward
     for index, (members, complete) in enumerate(zip(runs, timeline.complete, strict=True)):
         begin = max(now, complete)
         if begin > now:
-            events.append(span(_PLAN, _WAITING, f"for gradient {members[0]}", now, begin))
+            rows.append(span(PLAN, WAITING, f"for gradient {members[0]}", now, begin))
         now = begin + sum(known.forward[each] for each in members)
-        events.append(span(_PLAN, _COMPUTATION, f"forward {index}", begin, now))
-    return events
+        rows.append(span(PLAN, COMPUTATION, f"forward {index}", begin, now))
+    return rows
 
 
-def _measured(record: _Record, waits: Sequence[Span], origin: int, rank: int) -> list[dict[str, Any]]:
-    events = named(_RANK, f"rank {rank}", _THREADS)
+def _measured(record: _Record, waits: Sequence[Span], origin: int, rank: int) -> list[Row]:
+    rows = named(RANK, f"rank {rank}", _THREADS)
     for name, spans in (("forward", record.forward), ("backward", record.backward)):
-        events += [span(_RANK, _COMPUTATION, name, begin - origin, end - origin) for begin, end in spans]
-    events += [span(_RANK, _WAITING, "gradients", begin - origin, end - origin) for begin, end in waits]
+        rows += [span(RANK, COMPUTATION, name, begin - origin, end - origin) for begin, end in spans]
+    rows += [span(RANK, WAITING, "gradients", begin - origin, end - origin) for begin, end in waits]
     for index, (name, ready, issued, ended) in enumerate(record.operations):
-        first, last = operation(_RANK, index, name, issued - origin, ended - origin)
-        events += [{**first, "args": {"ready_ms": (ready - origin) / 1e6}}, last]
-    return events
+        first, last = operation(RANK, index, name, issued - origin, ended - origin)
+        rows += [{**first, "args": {"ready_ms": (ready - origin) / 1e6}}, last]
+    return rows

@@ -11,21 +11,28 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from mcr_dl import _C
-from mcr_dl.base.documents import write_rows
 from mcr_dl.base.errors import McrError
 from mcr_dl.commands.sizes import short_size_text
 from mcr_dl.groups import default_group
 from mcr_dl.planner import capture
 from mcr_dl.records import log as records
 from mcr_dl.records.log import Record
-from mcr_dl.schedule.events import Event, Traced, named, operation, span
+from mcr_dl.schedule import timelines
 from mcr_dl.schedule.syndicate.known import Phase
 from mcr_dl.schedule.syndicate.replanning import Replanner
-
-_PLAN, _RANK = 0, 1  # processes in the trace
-_ITERATIONS, _COMPUTATION, _WAITING = 1, 2, 3  # threads
-
-Span = tuple[int, int]  # nanoseconds
+from mcr_dl.schedule.timelines import (
+    COMPUTATION,
+    ITERATIONS,
+    PLAN,
+    RANK,
+    WAITING,
+    Row,
+    Span,
+    Traced,
+    named,
+    operation,
+    span,
+)
 
 
 @dataclass(frozen=True)
@@ -60,10 +67,8 @@ def traced(replanner: Replanner, rank: int, path: str | os.PathLike[str]) -> Ite
     planned, exposed = _planned(replanner)
     result.planned_ms = exposed / 1e6
     origin = begins[0] if begins else min((motif.begin for motif in motifs), default=0)
-    events = [*planned, *_measured(motifs, made, waits, begins, origin, rank)]
     name = "" if replanner.plan is None else replanner.plan["name"]
-    other = {"plan": name, "planned_exposed_ms": result.planned_ms, "exposed_ms": result.exposed_ms}
-    write_rows(os.fspath(path), {"traceEvents": events, "displayTimeUnit": "ms", "otherData": other})
+    timelines.write(path, [*planned, *_measured(motifs, made, waits, begins, origin, rank)], name, result)
 
 
 def _wait(record: Record) -> Span | None:
@@ -86,12 +91,12 @@ def _motifs(rows: Sequence[tuple[int, int, str, int, int, str, int, int]]) -> li
     return found
 
 
-def _planned(replanner: Replanner) -> tuple[list[Event], int]:
+def _planned(replanner: Replanner) -> tuple[list[Row], int]:
     """An iteration as it was simulated, and the ns that its communication is exposed; nothing on other ranks than 0."""
     if replanner.simulated is None:
         return [], 0
     planner, plan = replanner.simulated
-    events = named(_PLAN, f"the plan: {plan.name}", {_COMPUTATION: "computation"})
+    rows = named(PLAN, f"the plan: {plan.name}", {COMPUTATION: "computation"})
     index = computed = 0
     nodes = planner.play(plan)[-1]
     origin = min((start for node in nodes for _, start, _ in node), default=0)
@@ -100,13 +105,13 @@ def _planned(replanner: Replanner) -> tuple[list[Event], int]:
             begin, last = start - origin, end - origin
             if node.time is not None:
                 computed += end - start
-                events.append(span(_PLAN, _COMPUTATION, node.key, begin, last))
+                rows.append(span(PLAN, COMPUTATION, node.key, begin, last))
                 continue
             option = planner.options[place][plan.chosen[place]]
             label = "" if option.form == capture.AS_IT_IS else f", motif {motif}"
-            events += operation(_PLAN, index, f"{node.key}{label} [{option.pieces[motif].channel}]", begin, last)
+            rows += operation(PLAN, index, f"{node.key}{label} [{option.pieces[motif].channel}]", begin, last)
             index += 1
-    return events, max(0, round(plan.iteration) - computed)
+    return rows, max(0, round(plan.iteration) - computed)
 
 
 def _measured(
@@ -116,16 +121,16 @@ def _measured(
     begins: Sequence[int],
     origin: int,
     rank: int,
-) -> list[Event]:
-    events = named(_RANK, f"rank {rank}", {_ITERATIONS: "iterations", _WAITING: "waiting for calls"})
+) -> list[Row]:
+    rows = named(RANK, f"rank {rank}", {ITERATIONS: "iterations", WAITING: "waiting for calls"})
     for index, (begin, end) in enumerate(pairwise(begins)):
-        events.append(span(_RANK, _ITERATIONS, f"iteration {index}", begin - origin, end - origin))
-    events += [span(_RANK, _WAITING, "calls", begin - origin, end - origin) for begin, end in waits]
+        rows.append(span(RANK, ITERATIONS, f"iteration {index}", begin - origin, end - origin))
+    rows += [span(RANK, WAITING, "calls", begin - origin, end - origin) for begin, end in waits]
     for index, record in enumerate(made, start=len(motifs)):
         if record.end is not None:
             name = f"{record.name} {short_size_text(record.nbytes)} [{record.backend or '-'}]"
-            events += operation(_RANK, index, name, record.issue - origin, record.end - origin)
+            rows += operation(RANK, index, name, record.issue - origin, record.end - origin)
     for index, motif in enumerate(motifs):
-        first, last = operation(_RANK, index, motif.name, motif.begin - origin, motif.end - origin)
-        events += [{**first, "args": {"iteration": motif.iteration}}, last]
-    return events
+        first, last = operation(RANK, index, motif.name, motif.begin - origin, motif.end - origin)
+        rows += [{**first, "args": {"iteration": motif.iteration}}, last]
+    return rows

@@ -20,10 +20,10 @@ from mcr_dl.passes import chain
 from mcr_dl.passes.log import Log
 from mcr_dl.planner.graph import Graph
 from mcr_dl.runtime import communicators, state
-from mcr_dl.schedule.events import Traced
 from mcr_dl.schedule.syndicate import plan_trace
 from mcr_dl.schedule.syndicate.known import Event, Settings, Turn
 from mcr_dl.schedule.syndicate.replanning import Replanner
+from mcr_dl.schedule.timelines import Traced
 
 _all: weakref.WeakSet[Syndicate] = weakref.WeakSet()
 _unfinished: list[Syndicate] = []  # exceptions have ended their blocks, and the groups still have their passes

@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trace events of schedules, for Perfetto or chrome://tracing. Times are nanoseconds."""
+"""Plans and what has run in one timeline, for Perfetto or chrome://tracing. Times are nanoseconds."""
 
 from __future__ import annotations
 
+import os
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-Event = dict[str, Any]
+from mcr_dl.base.documents import write_rows
+
+PLAN, RANK = 0, 1  # processes in the trace
+ITERATIONS, COMPUTATION, WAITING = 1, 2, 3  # threads
+
+Row = dict[str, Any]
+Span = tuple[int, int]  # nanoseconds
 
 
 @dataclass
@@ -28,20 +35,26 @@ class Traced:
         return statistics.median(self.exposed_ms or [0.0])
 
 
-def named(process: int, name: str, threads: Mapping[int, str]) -> list[Event]:
+def named(process: int, name: str, threads: Mapping[int, str]) -> list[Row]:
     """The names of a process and its threads."""
-    rows: list[Event] = [{"ph": "M", "pid": process, "name": "process_name", "args": {"name": name}}]
+    rows: list[Row] = [{"ph": "M", "pid": process, "name": "process_name", "args": {"name": name}}]
     for thread, text in threads.items():
         rows.append({"ph": "M", "pid": process, "tid": thread, "name": "thread_name", "args": {"name": text}})
     return rows
 
 
-def span(process: int, thread: int, name: str, begin: int, end: int) -> Event:
+def span(process: int, thread: int, name: str, begin: int, end: int) -> Row:
     """A slice; slices of one thread do not overlap."""
     return {"ph": "X", "pid": process, "tid": thread, "name": name, "ts": begin / 1000, "dur": (end - begin) / 1000}
 
 
-def operation(process: int, index: int, name: str, begin: int, end: int) -> list[Event]:
+def operation(process: int, index: int, name: str, begin: int, end: int) -> list[Row]:
     """An operation, which may overlap with others; `index` is unique in the process."""
     common = {"cat": "operation", "pid": process, "id": index, "name": name}
     return [{"ph": "b", **common, "ts": begin / 1000}, {"ph": "e", **common, "ts": end / 1000}]
+
+
+def write(path: str | os.PathLike[str], rows: Sequence[Row], plan: str, traced: Traced) -> None:
+    """Write the file. ``plan``: its name."""
+    other = {"plan": plan, "planned_exposed_ms": traced.planned_ms, "exposed_ms": traced.exposed_ms}
+    write_rows(os.fspath(path), {"traceEvents": rows, "displayTimeUnit": "ms", "otherData": other})
