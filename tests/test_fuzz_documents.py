@@ -71,8 +71,8 @@ def _use_table(found: Table) -> None:
     steps: list[Callable[[], Any]] = [
         lambda: show.show(found, console, None),
         lambda: show.show(found, console, "all_reduce"),
-        lambda: diff.diff(found, other, console),
-        lambda: diff.diff(other, found, console),
+        lambda: diff.show(found, other, diff.differences(found, other), console),
+        lambda: diff.show(other, found, diff.differences(other, found), console),
     ]
     for step in steps:
         with suppress(InvalidArgumentError):

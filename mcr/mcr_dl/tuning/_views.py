@@ -88,7 +88,8 @@ def run(given: argparse.Namespace) -> int:
         return simulate.run(given)
     else:
         a, b = tables.read(given.a), tables.read(given.b)
-        if not arguments.write_json(given.json, lambda: diff.document(a, b)):
-            diff.diff(a, b, console)
-        return 1 if diff.differences(a, b) else 0
+        rows = diff.differences(a, b)
+        if not arguments.write_json(given.json, lambda: diff.document(a, b, rows)):
+            diff.show(a, b, rows, console)
+        return 1 if rows else 0
     return 0

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -101,7 +101,11 @@ def _scale_rows(one: Scale, two: Scale) -> Iterator[Row]:
 
 
 def differences(a: Table, b: Table) -> list[Row]:
-    """All differences, as rows of location, subject, first value and second value. Times are compared as ratios."""
+    """All differences, as rows of location, subject, first value and second value. Times are compared as ratios.
+
+    Medians differ if one is more than 1.2 times the other, winners if another one is more than 2 % faster, for an
+    octave of sizes or more; dates and settings are not compared.
+    """
     rows = list(_facts(a, b))
     left, right = ({scale.key: scale for scale in table.scales} for table in (a, b))
     names = [{scale.name for scale in side.values()} for side in (left, right)]
@@ -111,21 +115,16 @@ def differences(a: Table, b: Table) -> list[Row]:
     return rows
 
 
-def document(a: Table, b: Table) -> dict[str, Any]:
-    """The differences as JSON."""
-    rows = [dict(zip(("where", "what", "a", "b"), row, strict=True)) for row in differences(a, b)]
-    return {"a": a.source, "b": b.source, "differences": rows}
+def document(a: Table, b: Table, rows: Sequence[Row]) -> dict[str, Any]:
+    """The tables and their differences as JSON."""
+    named = [dict(zip(("where", "what", "a", "b"), row, strict=True)) for row in rows]
+    return {"a": a.source, "b": b.source, "differences": named}
 
 
-def diff(a: Table, b: Table, console: Console) -> int:
-    """Print the differences of two tables and return how many there are.
-
-    Medians differ if one is more than 1.2 times the other, winners if another one is more than 2 % faster, for an
-    octave of sizes or more; dates and settings are not compared.
-    """
+def show(a: Table, b: Table, rows: Sequence[Row], console: Console) -> None:
+    """Print the differences of two tables."""
     from rich.table import Table as Grid
 
-    rows = differences(a, b)
     grid = Grid(title=f"{len(rows)} differences", title_justify="left")
     for title in ("where", "what", "A", "B"):
         grid.add_column(title, overflow="fold")
@@ -134,4 +133,3 @@ def diff(a: Table, b: Table, console: Console) -> int:
     console.print(grid if rows else "no differences")
     if rows:
         console.say(f"A: {a.source or 'the first table'}\nB: {b.source or 'the second table'}")
-    return len(rows)
