@@ -33,7 +33,7 @@ from mcr_dl.tables.model import Exclusion
 from mcr_dl.testing import calls, kit, plan_graphs
 from mcr_dl.testing import cli as testing
 from mcr_dl.testing.nursery import Nursery
-from mcr_dl.trace import Region, Trace, _clock, _files, summary
+from mcr_dl.trace import Region, Trace, _clock, _files, _log_summary
 from mcr_dl.trace import cli as trace
 from mcr_dl.tuning import cli as tune
 from mcr_dl.tuning._journal import Plan, Progress, Unit
@@ -77,7 +77,7 @@ def log_summary(text: str, folder: Path) -> None:
     sizes = {4: {"msg_size_str": "4 B", "backends": {text: line}}}
     codecs = {text: {"count": 1, "error_bound": text}}
     found = {"summary": {"all_reduce": sizes}, "straggler_analysis": None, "metadata": {"codecs": codecs}}
-    summary._print(found, 0, 0)
+    _log_summary._print(found, 0, 0)
 
 
 def excluded(text: str, folder: Path) -> None:
@@ -208,7 +208,7 @@ def failed_cases(text: str, folder: Path) -> None:
 REPORTS: dict[str, list[Callable[[str, Path], None]]] = {
     "mcr/mcr_dl/trace/cli.py": [diagnose],
     "mcr/mcr_dl/trace/show.py": [regions],
-    "mcr/mcr_dl/trace/summary.py": [log_summary],
+    "mcr/mcr_dl/trace/_log_summary.py": [log_summary],
     "mcr/mcr_dl/tuning/cli.py": [excluded, tuned],
     "mcr/mcr_dl/tuning/_views.py": [tune_show, tune_diff],
     "mcr/mcr_dl/tuning/show.py": [tune_show],

@@ -10,9 +10,9 @@
 
 from mcr_dl.trace._configure import configure
 from mcr_dl.trace._files import Trace, read, read_all
+from mcr_dl.trace._log_summary import log_summary
 from mcr_dl.trace._regions import Region, region, regions
 from mcr_dl.trace.saving import save
-from mcr_dl.trace.summary import log_summary
 
 __all__ = [
     "Region",
