@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from mcr_dl.base.errors import InvalidArgumentError
-from mcr_dl.schedule.bytescheduler import checks, credit, kept, planning, search, tuning
+from mcr_dl.schedule.bytescheduler import bayesian, checks, credit, kept, planning, turns
 from mcr_dl.schedule.bytescheduler.credit import Layer, Transfer, simulate
 from mcr_dl.schedule.bytescheduler.gradients import guarded, pieces_of
 from mcr_dl.schedule.bytescheduler.planning import Settings
@@ -173,19 +173,19 @@ def test_given_limits_stay(limits: tuple[Any, Any]) -> None:
 # ---- measured plans
 
 
-def _turns(turns: tuning.Turns, times: Callable[[planning.Plan], int]) -> tuple[planning.Plan, list[planning.Plan]]:
+def _turns(given: turns.Turns, times: Callable[[planning.Plan], int]) -> tuple[planning.Plan, list[planning.Plan]]:
     """The plan that is kept on one rank, and the plans of all turns."""
-    taken, turn = [], next(turns)
+    taken, turn = [], next(given)
     while True:
         taken.append(turn.plan)
         try:
-            turn = turns.send(times(turn.plan))
+            turn = given.send(times(turn.plan))
         except StopIteration as end:
             return end.value, taken
 
 
-def _shortlist(plans: list[planning.Plan]) -> tuning.Turns:
-    return tuning.shortlist(plans, [], lambda times: times)
+def _shortlist(plans: list[planning.Plan]) -> turns.Turns:
+    return turns.shortlist(plans, [], lambda times: times)
 
 
 def test_shortlist_keeps_the_fastest() -> None:
@@ -223,7 +223,7 @@ def test_shortlist_of_many_keeps_program_order_without_gain(count: int) -> None:
 
 def test_times_of_the_slowest_rank() -> None:
     """Decide, for each plan."""
-    assert tuning.slowest([[1, 9, 3], [4, 5, 6]]) == [4, 9, 6]
+    assert turns.slowest([[1, 9, 3], [4, 5, 6]]) == [4, 9, 6]
 
 
 def test_search_finds_better_settings() -> None:
@@ -240,19 +240,19 @@ def test_search_finds_better_settings() -> None:
         proposed.append(value)
         return value
 
-    trials: list[tuning.Trial] = []
+    trials: list[turns.Trial] = []
     start = costs.plan(Settings(0, 65536, 65536))
-    probes = search.bayesian(costs.plan, share, leads=True)
-    turns = tuning.searched(_shortlist([start]), probes, trials, lambda times: times)
-    found, taken = _turns(turns, time)
+    probes = bayesian.probes(costs.plan, share, leads=True)
+    whole = turns.searched(_shortlist([start]), probes, trials, lambda times: times)
+    found, taken = _turns(whole, time)
     assert time(found) < 1.06e6 < time(start)
-    assert len(proposed) == search.RANDOM + search.GUIDED == len(taken) - 1 == len(trials) - 1
+    assert len(proposed) == bayesian.RANDOM + bayesian.GUIDED == len(taken) - 1 == len(trials) - 1
     given = iter(proposed)
-    followed = search.bayesian(costs.plan, lambda value: next(given) if value is None else None, leads=False)
+    followed = bayesian.probes(costs.plan, lambda value: next(given) if value is None else None, leads=False)
     assert _plans(followed, time) == taken[1:]
 
 
-def _plans(probes: tuning.Probes, time: Callable[[planning.Plan], int]) -> list[planning.Plan]:
+def _plans(probes: turns.Probes, time: Callable[[planning.Plan], int]) -> list[planning.Plan]:
     found, plan = [], probes.send(None)
     while plan is not None:
         found.append(plan)
@@ -264,15 +264,15 @@ def test_search_without_gain_changes_nothing() -> None:
     """The shortlist's plan stays unless a probe saves one percent."""
     costs = _costs(LARGE_LAST)
     start = costs.plan(Settings(0, 65536, 65536))
-    probes = search.bayesian(costs.plan, lambda value: value, leads=True, random=2, guided=0)
-    found, _ = _turns(tuning.searched(_shortlist([start]), probes, [], lambda times: times), lambda _: 1000)
+    probes = bayesian.probes(costs.plan, lambda value: value, leads=True, random=2, guided=0)
+    found, _ = _turns(turns.searched(_shortlist([start]), probes, [], lambda times: times), lambda _: 1000)
     assert found is start
 
 
 @pytest.mark.parametrize("proposed", [0, 2])
 def test_search_that_fails(proposed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """On rank 0, after some proposals: all ranks get None, and end the search with the plans so far."""
-    costs, shared, settings = _costs(LARGE_LAST), [], search._settings
+    costs, shared, settings = _costs(LARGE_LAST), [], bayesian._settings
 
     def fails_later(point: dict[str, float]) -> Settings:
         if len(shared) == proposed:
@@ -283,11 +283,11 @@ def test_search_that_fails(proposed: int, monkeypatch: pytest.MonkeyPatch) -> No
         shared.append(value)
         return value
 
-    monkeypatch.setattr(search, "_settings", fails_later)
+    monkeypatch.setattr(bayesian, "_settings", fails_later)
     start = costs.plan(Settings(0, 65536, 65536))
-    probes = search.bayesian(costs.plan, share, leads=True)
-    trials: list[tuning.Trial] = []
-    found, _ = _turns(tuning.searched(_shortlist([start]), probes, trials, lambda times: times), lambda _: 1000)
+    probes = bayesian.probes(costs.plan, share, leads=True)
+    trials: list[turns.Trial] = []
+    found, _ = _turns(turns.searched(_shortlist([start]), probes, trials, lambda times: times), lambda _: 1000)
     assert found is start
     assert len(trials) == 1 + proposed
     assert [value is None for value in shared] == [False] * proposed + [True]
@@ -375,7 +375,7 @@ def test_whole_numbers_of_settings(cached: Path) -> None:
 def test_settings_of_a_search_are_kept(point: tuple[float, float]) -> None:
     """Wherever the search finds them."""
     partition, credit = point
-    found = search._settings({"partition": partition, "credit": credit, "join": 15.3})
+    found = bayesian._settings({"partition": partition, "credit": credit, "join": 15.3})
     kept.store("model", found, "bayesian")
     assert kept.load("model", "bayesian") == found
 
@@ -391,14 +391,14 @@ def test_settings_that_cannot_be_written(cached: Path, caplog: pytest.LogCapture
 def test_turns_end_on_the_same_step() -> None:
     """Counting decides when plans change, and not time."""
     plans = planning.make(_costs(LARGE_LAST), ("auto", "auto"))[:2]
-    tuner, ends = tuning.Tuner(_shortlist(plans)), []
+    tuner, ends = turns.Tuner(_shortlist(plans)), []
     for step in range(1, 40):
         if tuner.step_ended():
             ends.append(step)
             tuner.advance()
         if tuner.done:
             break
-    turn = tuning.DROPPED + tuning.COUNTED
+    turn = turns.DROPPED + turns.COUNTED
     assert ends == [turn, 2 * turn]
     assert tuner.plan in plans
 

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 import mcr_dl
 from mcr_dl.base.errors import InvalidArgumentError, McrError, UnsupportedError
 from mcr_dl.schedule import ByteScheduler
-from mcr_dl.schedule.bytescheduler import planning, tuning
+from mcr_dl.schedule.bytescheduler import planning, turns
 from mcr_dl.schedule.bytescheduler.issue import Issuer, Partition
 from ranks.schedule_programs import Around, Several
 from ranks.torch_training import life
@@ -89,7 +89,7 @@ def late_ranks_change_plans_at_the_same_step() -> None:
     network = nn.Sequential(nn.Linear(64, 256), nn.Linear(256, 256), nn.Linear(256, 64))
     watched = Watched(network, tuning="bayesian")  # of the shortlist, simulation may have dropped all but a few plans
     plans = []
-    turn = tuning.DROPPED + tuning.COUNTED
+    turn = turns.DROPPED + turns.COUNTED
     for step in range(6 * turn):
         if (step - planning.RECORDED) % turn in (
             turn - 1,

@@ -3,7 +3,7 @@
 
 from mcr_dl.schedule.bytescheduler.planning import Plan
 from mcr_dl.schedule.bytescheduler.scheduler import ByteScheduler
-from mcr_dl.schedule.bytescheduler.tuning import Trial
+from mcr_dl.schedule.bytescheduler.turns import Trial
 from mcr_dl.schedule.syndicate.known import Event, Turn
 from mcr_dl.schedule.syndicate.scheduler import Syndicate, step
 from mcr_dl.schedule.timelines import Traced

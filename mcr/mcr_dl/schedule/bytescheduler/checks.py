@@ -19,7 +19,7 @@ from mcr_dl.base import agreement
 from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError, McrError, UnsupportedError
 from mcr_dl.passes import chain
 from mcr_dl.runtime import changes, state
-from mcr_dl.schedule.bytescheduler import hooks, search
+from mcr_dl.schedule.bytescheduler import bayesian, hooks
 from mcr_dl.schedule.bytescheduler.gradients import Piece, pieces_of
 
 Limit = int | str | None
@@ -184,7 +184,7 @@ def _tuning(given: dict[str, Any]) -> None:
         expected = ", ".join(f"{name}={value!r}" for name, value in others)
         message = f"ByteScheduler: tuning='bayesian': expected {expected}"
         raise InvalidArgumentError(message)
-    if needed := search.missing():
+    if needed := bayesian.missing():
         message = f"ByteScheduler: tuning='bayesian' needs {' and '.join(needed)}: pip install {' '.join(needed)}"
         raise UnsupportedError(message)
 

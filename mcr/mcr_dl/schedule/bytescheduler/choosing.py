@@ -12,7 +12,7 @@ from typing import Any
 from mcr_dl import _C
 from mcr_dl.measure import cases
 from mcr_dl.runtime import changes, state
-from mcr_dl.schedule.bytescheduler import kept, planning, search, tuning
+from mcr_dl.schedule.bytescheduler import bayesian, kept, planning, turns
 from mcr_dl.schedule.bytescheduler.gradients import Piece
 from mcr_dl.schedule.bytescheduler.issue import Transfers
 from mcr_dl.schedule.bytescheduler.planning import Plan
@@ -32,8 +32,8 @@ class Choice:
     kind: str
     limits: tuple[int | str | None, int | str | None]
     finish: Callable[[], None]
-    trials: list[tuning.Trial] = field(default_factory=list)
-    tuner: tuning.Tuner | None = None
+    trials: list[turns.Trial] = field(default_factory=list)
+    tuner: turns.Tuner | None = None
     known: planning.Costs | None = None
     _key: str | None = None
 
@@ -127,15 +127,15 @@ class Choice:
         agreed = self._share(found)
         return None if agreed is None else planning.Settings(*agreed)
 
-    def _tuner(self, known: planning.Costs, plans: list[Plan]) -> tuning.Tuner | None:
-        turns = tuning.shortlist(plans, self.trials, self._slowest)
+    def _tuner(self, known: planning.Costs, plans: list[Plan]) -> turns.Tuner | None:
+        first = turns.shortlist(plans, self.trials, self._slowest)
         if self.kind == "bayesian":
-            probes = search.bayesian(known.plan, self._share, self.group.rank() == 0)
-            return tuning.Tuner(tuning.searched(turns, probes, self.trials, self._slowest))
-        return tuning.Tuner(turns) if self.kind == "shortlist" and len(plans) > 1 else None
+            probes = bayesian.probes(known.plan, self._share, self.group.rank() == 0)
+            return turns.Tuner(turns.searched(first, probes, self.trials, self._slowest))
+        return turns.Tuner(first) if self.kind == "shortlist" and len(plans) > 1 else None
 
     def _slowest(self, times: list[int]) -> list[int]:
-        agreed: list[int] = changes.agree(self.group, "ByteScheduler", times, tuning.slowest)
+        agreed: list[int] = changes.agree(self.group, "ByteScheduler", times, turns.slowest)
         return agreed
 
     def _share(self, value: Any) -> Any:

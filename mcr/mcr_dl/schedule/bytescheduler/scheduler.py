@@ -22,7 +22,7 @@ from mcr_dl.schedule.bytescheduler import buffers, checks, choosing, guard, hook
 from mcr_dl.schedule.bytescheduler.gradients import Parameter, Piece, in_order, joined
 from mcr_dl.schedule.bytescheduler.issue import Issuer, Partition, Transfers
 from mcr_dl.schedule.bytescheduler.leader import Leader
-from mcr_dl.schedule.bytescheduler.tuning import Trial
+from mcr_dl.schedule.bytescheduler.turns import Trial
 from mcr_dl.schedule.bytescheduler.updates import Updates, outside_inference
 from mcr_dl.schedule.bytescheduler.uses import Uses
 from mcr_dl.schedule.timelines import Traced

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from mcr_dl.schedule.bytescheduler.planning import Plan, Settings
-from mcr_dl.schedule.bytescheduler.tuning import Probes
+from mcr_dl.schedule.bytescheduler.turns import Probes
 
 _log = logging.getLogger("mcr_dl")
 
@@ -39,7 +39,7 @@ def missing() -> list[str]:
     return [name for name in NEEDED if importlib.util.find_spec(name) is None]
 
 
-def bayesian(make: Make, share: Share, leads: bool, random: int = RANDOM, guided: int = GUIDED) -> Probes:
+def probes(make: Make, share: Share, leads: bool, random: int = RANDOM, guided: int = GUIDED) -> Probes:
     """Plans of quasi-random settings, then of those that promise the most.
 
     Rank 0, which ``leads``, searches; the others get its settings, so all make the same plans, and end the search
