@@ -73,5 +73,5 @@ def main(how: str = "mpi") -> None:
     print(f"rank {rank} ends", flush=True)
 
 
-_watch._FAREWELL = 0.5
+_watch.FAREWELL = 0.5
 main(*sys.argv[1:])

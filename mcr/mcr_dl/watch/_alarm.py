@@ -40,7 +40,7 @@ ANSWERS = 0.8  # seconds for the other ranks' reports
 INQUIRY = 1.3  # seconds for all steps of an alarm
 PARTING = 5.0  # seconds for what a rank must leave at its end
 _RUNG = _POLL + 0.2  # seconds in which an alarm is heard after it has been counted
-_FAREWELL = 0.5  # seconds for the other listeners to leave a store that closes
+_CLOSING = 0.5  # seconds for the other listeners to leave a store that closes
 _LONGEST_PAUSE = 0.25  # seconds between two looks of a rank that waits for the ends of the others
 _PREFIX = "watch"  # of the keys in the store
 # Each rank leaves there: the identity of its process, its last report, the address at which other hosts connect to it.
@@ -410,7 +410,7 @@ class Exchange:
         with contextlib.suppress(*STORE_ERRORS):
             listening = self.ask(lambda: self._close(reason, well=well))
             deadline = time.monotonic() + INQUIRY
-            self._until(lambda: bool(self._mine.add("closed", 0) >= listening), _FAREWELL, deadline)
+            self._until(lambda: bool(self._mine.add("closed", 0) >= listening), _CLOSING, deadline)
 
     def _close(self, reason: str, *, well: bool) -> int:
         """Returns the number of listeners. This process has left its last report."""

@@ -14,7 +14,7 @@ from mcr_dl.watch._alarm import Alarm, Exchange
 from mcr_dl.watch._compare import Comparison
 from mcr_dl.watch._diagnosis import ranks_text
 
-_FAREWELL = 10.0  # seconds for the other ranks to end too
+FAREWELL = 10.0  # seconds for the other ranks to end too
 _COMPARISON = 5.0  # for one step of the comparison of calls
 
 
@@ -60,7 +60,7 @@ class Detail:
         if self._broken.is_set() or self._last:
             return
         self._last = True
-        verdict, deadline = None, time.monotonic() + _FAREWELL
+        verdict, deadline = None, time.monotonic() + FAREWELL
         reason = "some ranks have not come to their end"
         while verdict is None and not self._broken.is_set() and time.monotonic() < deadline:
             try:

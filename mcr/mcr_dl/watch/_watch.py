@@ -19,7 +19,7 @@ from mcr_dl.base.launcher import holds
 from mcr_dl.base.warning import say
 from mcr_dl.watch import _fork, _report, dump
 from mcr_dl.watch._alarm import ANSWERS, ENDED, INQUIRY, MEMBER, PARTING, Alarm, Exchange
-from mcr_dl.watch._detail import Detail
+from mcr_dl.watch._detail import FAREWELL, Detail
 from mcr_dl.watch._diagnosis import ARRIVED, complete, name_of, number_of
 from mcr_dl.watch._inquiry import SAME, Inquiries, sentence, with_loss
 from mcr_dl.watch._losses import Losses
@@ -33,7 +33,6 @@ _ROUND = 1.5  # for the inquiries of operations that time out together; the rest
 _LOOK, _LOOKS = 0.1, 4  # for a thread to leave its call after the communicator has been aborted
 _SAYING = 6.0  # for the last words of a process that ends itself
 _PROMPT = 1.0  # within which a call must react to Ctrl-C by itself
-_FAREWELL = 10.0  # seconds for the other ranks to end too
 _SPACING = 1.0  # between alarms on errors that the program may catch
 EXIT_TIMEOUT = 70  # exit codes of processes ended in a call that cannot be interrupted (sysexits.h: EX_SOFTWARE)
 EXIT_INTERRUPTED = 130
@@ -453,7 +452,7 @@ def leave_together(well: bool, *, patient: bool = False) -> bool:
     ``patient``: the others may come at any time later, as this process's end would be theirs. True then only says that
     no rank is known to have failed: the libraries wait for those that this process cannot wait for.
     """
-    return well if _last is None else _last.leave_together(well, None if patient else _FAREWELL)
+    return well if _last is None else _last.leave_together(well, None if patient else FAREWELL)
 
 
 def close() -> None:
