@@ -19,6 +19,7 @@ from mcr_dl.planner import lanes
 from mcr_dl.planner.plans import Planner
 from mcr_dl.schedule import Syndicate
 from mcr_dl.schedule.syndicate import known, measured, plan_trace, replanning
+from mcr_dl.schedule.syndicate.iteration import Iteration, Seen
 from mcr_dl.schedule.syndicate.slowdown import Slowdown
 from mcr_dl.testing import plan_graphs
 from ranks import syndicate, syndicate_groups, syndicate_known, syndicate_late
@@ -216,8 +217,8 @@ def test_candidates_that_measurements_left_out() -> None:
     common = {"vectored": False, "peer": False, "dtype": "float32", "root": 0, "nbytes": 32}
     common |= {"group": SimpleNamespace(ranks=(0, 1)), "in_count": 8, "out_count": 8}
     calls: Any = [SimpleNamespace(op=op, **common) for op in ("all_reduce", "broadcast")]
-    seen = [measured.Seen("group", 0, named, False) for named in ("shm", "")]
-    iteration = measured.Iteration([calls], seen, [group], [0, 0], ["shm", "mpi"])
+    seen = [Seen("group", 0, named, False) for named in ("shm", "")]
+    iteration = Iteration([calls], seen, [group], [0, 0], ["shm", "mpi"])
     assert iteration.candidates(0, "all_reduce", "float32") == ["mpi", "shm"]
     assert iteration.candidates(0, "broadcast", "float32") == ["mpi", "gloo", "shm"]
 

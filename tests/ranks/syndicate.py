@@ -22,7 +22,7 @@ from mcr_dl.planner import motifs, options
 from mcr_dl.runtime import state
 from mcr_dl.schedule import Syndicate, step
 from mcr_dl.schedule.syndicate.execution import Document
-from mcr_dl.schedule.syndicate.measured import Iteration
+from mcr_dl.schedule.syndicate.iteration import Iteration
 from mcr_dl.testing.plans import Make, Planned, random_plan
 from ranks import session
 

@@ -26,6 +26,7 @@ import torch
 import mcr_dl
 from mcr_dl.schedule import Syndicate
 from mcr_dl.schedule.syndicate import known, measured, slowdown
+from mcr_dl.schedule.syndicate.iteration import Iteration
 from mcr_dl.testing.plans import Planned
 from ranks import session
 from ranks.syndicate import ROUNDS, Program, random_plans_of
@@ -166,7 +167,7 @@ def pair(group: Any = None, backend: str | None = None) -> None:
 def behind(rank: int) -> None:
     """A blocking call on shm, which is in no plan, waits for the first motif of a call on MPI, and the rank dies."""
 
-    def ring_on_mpi(iteration: measured.Iteration, _most: int) -> list[dict[str, Any]]:
+    def ring_on_mpi(iteration: Iteration, _most: int) -> list[dict[str, Any]]:
         at = [record.op for record in iteration.calls].index("all_reduce")
         calls: list[Any] = [None, None]
         calls[at] = ["ring", ["mpi", "mpi"], [0, 0]]

@@ -19,7 +19,7 @@ from mcr_dl.measure import memory
 from mcr_dl.schedule import ByteScheduler, Syndicate
 from mcr_dl.schedule.syndicate import captured, measured, replanning
 from mcr_dl.schedule.syndicate.execution import Document
-from mcr_dl.schedule.syndicate.measured import Iteration
+from mcr_dl.schedule.syndicate.iteration import Iteration
 from mcr_dl.testing.plans import Planned
 from ranks import session
 from ranks.syndicate import ROUNDS, Program, random_plans_of, runs_without_a_plan

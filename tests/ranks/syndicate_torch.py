@@ -25,7 +25,7 @@ from mcr_dl.base.errors import InvalidArgumentError, UnsupportedError
 from mcr_dl.runtime import state
 from mcr_dl.schedule import Syndicate
 from mcr_dl.schedule.syndicate.execution import Document
-from mcr_dl.schedule.syndicate.measured import Iteration
+from mcr_dl.schedule.syndicate.iteration import Iteration
 from mcr_dl.testing.plans import Planned
 from ranks import session, torch_fsdp
 from ranks.syndicate import Program, random_plans_of

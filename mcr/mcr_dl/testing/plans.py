@@ -12,8 +12,8 @@ from mcr_dl.planner import lanes, motifs, options
 from mcr_dl.planner.plans import Place
 from mcr_dl.schedule import Syndicate
 from mcr_dl.schedule.syndicate.execution import Document
+from mcr_dl.schedule.syndicate.iteration import Iteration
 from mcr_dl.schedule.syndicate.known import Settings
-from mcr_dl.schedule.syndicate.measured import Iteration
 from mcr_dl.schedule.syndicate.replanning import Replanner
 
 Make = Callable[[Iteration, int], list[Document]]

@@ -16,6 +16,7 @@ from mcr_dl.records import log as records
 from mcr_dl.records.log import Record
 from mcr_dl.runtime import state
 from mcr_dl.schedule.syndicate import execution, measured
+from mcr_dl.schedule.syndicate.iteration import Iteration, Seen
 from mcr_dl.schedule.syndicate.known import KEPT, Known
 
 _COMPLETE = timedelta(seconds=1)  # for the calls of the last iteration to be complete
@@ -28,12 +29,12 @@ class Captures:
         self._used: dict[tuple[str, int], str] = {}  # by group and signature
         self._planned: set[tuple[str, int]] = set()
 
-    def follow(self, plan: execution.Document | None, seen: Sequence[measured.Seen]) -> None:
+    def follow(self, plan: execution.Document | None, seen: Sequence[Seen]) -> None:
         """From now on the log may have the plan's candidates of the calls of an iteration."""
         rows = [] if plan is None else plan["calls"]
         self._planned |= {(each.group, each.signature) for row, each in zip(rows, seen, strict=False) if row}
 
-    def take(self, control: _C.PlanControl, seen: Sequence[measured.Seen]) -> measured.Iteration | None:
+    def take(self, control: _C.PlanControl, seen: Sequence[Seen]) -> Iteration | None:
         """The last iterations on this rank, with these calls; None if the log has other calls."""
         control.flush(_COMPLETE)  # calls of groups that still follow an earlier plan
         period, names = len(seen), list(dict.fromkeys(each.group for each in seen))
@@ -52,9 +53,9 @@ class Captures:
         found = capture.iterations(mine, period)
         of_call = [names.index(each.group) for each in seen]
         used = [self._used_by(call, record) for call, record in zip(seen, found[-1], strict=True)]
-        return measured.Iteration(found, seen, [each for each in groups if each is not None], of_call, used)
+        return Iteration(found, seen, [each for each in groups if each is not None], of_call, used)
 
-    def _used_by(self, call: measured.Seen, record: Record) -> str:
+    def _used_by(self, call: Seen, record: Record) -> str:
         key = (call.group, call.signature)
         if key not in self._planned:
             self._used[key] = record.backend or ""
@@ -82,7 +83,7 @@ def _whole(found: Sequence[Record]) -> bool:
     return all(sorted(each) == [*range(max(each) - len(each) + 1, max(each) + 1)] for each in numbers.values())
 
 
-def facts(iteration: measured.Iteration, known: Mapping[str, Known]) -> dict[str, Any]:
+def facts(iteration: Iteration, known: Mapping[str, Known]) -> dict[str, Any]:
     """This rank's facts of an iteration, in JSON's types, for ``common``."""
     usable = {key: each.digest() for key, each in known.items() if not execution.problem(each.plans, iteration)}
     return {

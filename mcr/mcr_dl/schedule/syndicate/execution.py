@@ -11,6 +11,7 @@ from mcr_dl.planner import capture
 from mcr_dl.planner import lanes as planned_lanes
 from mcr_dl.planner.plans import Place, Plan, Planner
 from mcr_dl.schedule.syndicate import measured
+from mcr_dl.schedule.syndicate.iteration import Iteration, Seen
 
 Document = dict[str, Any]
 """``name``; ``calls``: form, candidates and lanes of each call, or None where it stays as it is; ``order``: call, motif
@@ -58,7 +59,7 @@ def _in_program_order(order: Sequence[Place], call: int) -> bool:
     )
 
 
-def install(control: _C.PlanControl, plan: Document | None, seen: Sequence[measured.Seen]) -> None:
+def install(control: _C.PlanControl, plan: Document | None, seen: Sequence[Seen]) -> None:
     """Let the calls of an iteration follow a plan from the present call on; without one they stay as they are.
 
     ``seen``: the calls of an iteration on this rank.
@@ -72,13 +73,13 @@ def install(control: _C.PlanControl, plan: Document | None, seen: Sequence[measu
     control.set_plan(groups, order, len(seen))
 
 
-def problem(plans: Sequence[Document], iteration: measured.Iteration) -> str:
+def problem(plans: Sequence[Document], iteration: Iteration) -> str:
     """The reason why this rank cannot execute some of the plans for an iteration; empty if it can."""
     groups = {group.name(): group for group in iteration.groups}
     return next(filter(None, (_problem(plan, iteration.seen, groups) for plan in plans)), "")
 
 
-def _problem(plan: Document, seen: Sequence[measured.Seen], groups: dict[str, _C.Group]) -> str:
+def _problem(plan: Document, seen: Sequence[Seen], groups: dict[str, _C.Group]) -> str:
     if len(plan["calls"]) != len(seen):
         return f"expected a plan of {len(seen)} calls, got one of {len(plan['calls'])}"
     for row, made in zip(plan["calls"], seen, strict=True):

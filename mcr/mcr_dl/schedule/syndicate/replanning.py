@@ -27,6 +27,7 @@ from mcr_dl.runtime import state
 from mcr_dl.runtime.meetings import Meetings, value_of_rank_0, value_or_problem
 from mcr_dl.schedule.syndicate import captured, execution, measured
 from mcr_dl.schedule.syndicate.captured import Captures
+from mcr_dl.schedule.syndicate.iteration import Iteration, Seen
 from mcr_dl.schedule.syndicate.known import KEPT, Event, Known, Phase, Settings, Turn
 from mcr_dl.schedule.syndicate.slowdown import Slowdown
 
@@ -65,7 +66,7 @@ class Replanner:
         self._meetings: Meetings | None = None
         self._failures = 0
         self._total = 0  # iterations so far
-        self._seen: list[measured.Seen] = []
+        self._seen: list[Seen] = []
         self._known: dict[str, Known] = {}
         self._captures = Captures()
         self._posted: deque[str] = deque()  # keys of decisions at the store
@@ -157,7 +158,7 @@ class Replanner:
     # ---- a plan
 
     def _prepare(self, period: int) -> None:
-        seen = [measured.Seen(*each) for each in self.control.newest(period + 1)[:-1]]
+        seen = [Seen(*each) for each in self.control.newest(period + 1)[:-1]]
         found = self._agreed(seen)
         if found is not None:
             self._failures = 0
@@ -169,7 +170,7 @@ class Replanner:
         if self.phase is Phase.WATCHING:
             self.control.watch()
 
-    def _agreed(self, seen: list[measured.Seen], again: bool = False) -> tuple[str, Known] | None:
+    def _agreed(self, seen: list[Seen], again: bool = False) -> tuple[str, Known] | None:
         """The key of the iterations of the last calls, and what is known of them, perhaps after making plans.
 
         None if the ranks differ. ``again``: what is known does not count.
@@ -192,7 +193,7 @@ class Replanner:
         plans = self._make(iteration, agreed["times"])
         return None if plans is None else (key, Known(plans, agreed["time"]))
 
-    def _capture(self, seen: list[measured.Seen]) -> measured.Iteration | None:
+    def _capture(self, seen: list[Seen]) -> Iteration | None:
         """The last iterations on this rank. None, with which the ranks have no common plan, also for any other error:
         the program would run without Syndicate.
         """
@@ -204,7 +205,7 @@ class Replanner:
             _log.exception("Syndicate: the calls of an iteration cannot be read")
             return None
 
-    def _agree_on(self, iteration: measured.Iteration | None) -> Any:
+    def _agree_on(self, iteration: Iteration | None) -> Any:
         """Facts of the last iterations that all ranks have alike."""
         mine: Any = None
         if iteration is not None:
@@ -222,7 +223,7 @@ class Replanner:
         self._repetitions[calls] = more if stay < _WORTHWHILE * begin else KEPT
         self.control.demand(calls, self._repetitions[calls])
 
-    def _make(self, iteration: measured.Iteration, times: list[int]) -> list[execution.Document] | None:
+    def _make(self, iteration: Iteration, times: list[int]) -> list[execution.Document] | None:
         """The best plans by simulation, on rank 0; the other ranks get them."""
         begin = time.perf_counter_ns()
         lanes = [self.lanes[group.name()] for group in iteration.groups]
@@ -246,7 +247,7 @@ class Replanner:
         self._note("planned" if found["plans"] else "none", found["before"], found["after"])
         return found["plans"] if self._commit(found["plans"], iteration) else None
 
-    def search(self, iteration: measured.Iteration, times: list[int], costs: Any) -> dict[str, Any]:
+    def search(self, iteration: Iteration, times: list[int], costs: Any) -> dict[str, Any]:
         """Plans that are worth a try, the fastest by simulation first; simulated ns without and with that one."""
         self.graph = measured.graph(iteration, times, costs)
         planner = Planner(self.graph)
@@ -290,7 +291,7 @@ class Replanner:
         """Simpler plans, of which one may be faster than it is by simulation."""
         return [planner.greedy(), planner.critical_path(), planner.priority()]
 
-    def _commit(self, plans: list[execution.Document], iteration: measured.Iteration) -> bool:
+    def _commit(self, plans: list[execution.Document], iteration: Iteration) -> bool:
         """The plans take effect on all ranks or on none."""
         problem = execution.problem(plans, iteration)
 
