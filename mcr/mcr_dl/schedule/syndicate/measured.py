@@ -10,9 +10,9 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from itertools import combinations
+from itertools import combinations, starmap
 from math import comb
-from typing import Any
+from typing import Any, NamedTuple
 
 from mcr_dl import _C
 from mcr_dl.base import agreement
@@ -28,14 +28,28 @@ _LIMIT = 2_000_000_000  # ns for repetitions, and for the largest sizes
 _REPETITIONS = (3, 1)  # the most that fit into the limit; otherwise, the largest sizes are left out too
 _SERIAL = 0.5  # two operations that overlap by less than this share of the shorter one use one resource
 
-Row = list[Any]  # group, operation, dtype, channel, bytes, ns
 Agree = Callable[[list[int]], "list[int] | None"]
+
+
+class Cost(NamedTuple):
+    """The time of an operation on a channel; a list where the ranks agree on it."""
+
+    group: int  # of the iteration's
+    op: str
+    dtype: str
+    channel: str
+    nbytes: int
+    ns: int
+
+
+Sharing = tuple[str, str, int]
+"""Channel, other channel, percent: how much longer both together take than the longer one, of the shorter one."""
 
 
 def measure(
     iteration: Iteration, lanes: Sequence[_C.Group], others: Sequence[_C.Group], agree: Agree
 ) -> dict[str, Any] | None:
-    """Rows of costs, and which channels share a resource. Collective over all ranks.
+    """Costs, and which channels share a resource. Collective over all ranks.
 
     Each operation is made once, but for its largest size; how often it is made then, and whether in its largest size,
     depends on the longest of these times over the ranks, so that slow networks do not stop the program for long.
@@ -44,33 +58,32 @@ def measure(
     values over the ranks; None, as the result is then, if not all of them come.
     """
     needs = iteration.needs()
-    rows: list[Row] = []
+    costs: list[Cost] = []
     for (group, op), (dtype, sizes) in needs.items():
         for channel in iteration.candidates(group, op, dtype):
             for nbytes in sizes[:-1] or sizes:
                 call = _prepared(op, nbytes, dtype, channel, lanes[group])
                 if call is not None:
-                    rows.append([group, op, dtype, channel, nbytes, _timed(call)])
-    first = agree([row[-1] for row in rows])
+                    costs.append(Cost(group, op, dtype, channel, nbytes, _timed(call)))
+    first = agree([each.ns for each in costs])
     if first is None:
         return None
-    largest = _largest(needs, rows, first)
+    largest = _largest(needs, costs, first)
     pair = _pair(needs)
     pairs = 0 if pair is None else comb(len(iteration.candidates(*pair, needs[pair][0])), 2)
-    repetitions = affordable(first, [each for _, each in largest], pairs)
+    repetitions = affordable(first, [each.ns for each in largest], pairs)
     if repetitions:
-        rows += [row for row, _ in largest]
-        for row in rows:
-            group, op, dtype, channel, nbytes, _ = row
-            call = _prepared(op, nbytes, dtype, channel, lanes[group])
+        timed = []
+        for each in [*costs, *largest]:
+            call = _prepared(each.op, each.nbytes, each.dtype, each.channel, lanes[each.group])
             if call is not None:
-                row[-1] = min(_times(call, repetitions))
-        rows = [row for row in rows if row[-1]]
+                timed.append(each._replace(ns=min(_times(call, repetitions))))
+        costs = timed
     elif pair is not None:
         sizes = needs[pair][1]
         needs = {pair: (needs[pair][0], sizes[:-1] or sizes)}
     shared = [] if pair is None else _sharing(iteration, pair, needs[pair], repetitions, (lanes, others))
-    return {"rows": rows, "shared": shared}
+    return {"rows": costs, "shared": shared}
 
 
 def lacking(iteration: Iteration, here: int) -> str:
@@ -84,13 +97,13 @@ def lacking(iteration: Iteration, here: int) -> str:
     return f"measurements need {short_size_text(wanted)} of memory, of which its host has {short_size_text(left)}"
 
 
-def _largest(needs: Needs, rows: Sequence[Row], first: Sequence[int]) -> list[tuple[Row, int]]:
-    """The rows of the largest sizes that were not made yet, and the ns that each will take by the size before."""
+def _largest(needs: Needs, costs: Sequence[Cost], first: Sequence[int]) -> list[Cost]:
+    """The costs of the largest sizes that were not made yet, by those of the size before, which took ``first``."""
     found = []
-    for (group, op, dtype, channel, nbytes, _), taken in zip(rows, first, strict=True):
-        sizes = needs[group, op][1]
-        if len(sizes) > 1 and nbytes == sizes[-2]:
-            found.append(([group, op, dtype, channel, sizes[-1], 0], taken * sizes[-1] // nbytes))
+    for each, taken in zip(costs, first, strict=True):
+        sizes = needs[each.group, each.op][1]
+        if len(sizes) > 1 and each.nbytes == sizes[-2]:
+            found.append(each._replace(nbytes=sizes[-1], ns=taken * sizes[-1] // each.nbytes))
     return found
 
 
@@ -142,10 +155,9 @@ def _sharing(
     need: tuple[str, list[int]],
     repetitions: int,
     groups: tuple[Sequence[_C.Group], Sequence[_C.Group]],
-) -> list[Row]:
-    """[channel, other channel, percent]: how much longer both together take than the longer one, of the shorter one."""
+) -> list[Sharing]:
     (group, op), (dtype, sizes), (lanes, others) = pair, need, groups
-    found: list[Row] = []
+    found: list[Sharing] = []
     for one, other in combinations(iteration.candidates(group, op, dtype), 2):
         first = _prepared(op, sizes[-1], dtype, one, lanes[group])
         second = _prepared(op, sizes[-1], dtype, other, others[group])
@@ -153,7 +165,7 @@ def _sharing(
             continue
         alone = [min(_times(each, repetitions)) if repetitions else _timed(each) for each in (first, second)]
         both = min(_timed(first, second) for _ in range(max(1, repetitions)))
-        found.append([one, other, max(0, both - max(alone)) * 100 // min(alone)])
+        found.append((one, other, max(0, both - max(alone)) * 100 // min(alone)))
     return found
 
 
@@ -165,15 +177,16 @@ def longest(values: list[list[int]]) -> list[int]:
 
 def medians(values: list[Any]) -> dict[str, Any]:
     """The costs on which all ranks agree: medians, but of a message the longest time, as most ranks take no part."""
-    agreement.require_equal("schedule: measured operations", [[row[:5] for row in each["rows"]] for each in values])
-
-    def agreed(row: Row, times: Sequence[int]) -> Row:
-        return [*row[:-1], max(times) if row[1] == "send" else statistics.median_low(times)]
-
-    found: dict[str, Any] = {}
-    for name in ("rows", "shared"):
-        columns = zip(*(each[name] for each in values), strict=True)
-        found[name] = [agreed(rows[0], [row[-1] for row in rows]) for rows in columns]
+    given = [list(starmap(Cost, each["rows"])) for each in values]
+    agreement.require_equal("schedule: measured operations", [[cost[:-1] for cost in costs] for costs in given])
+    found: dict[str, Any] = {"rows": [], "shared": []}
+    for costs in zip(*given, strict=True):
+        times = [cost.ns for cost in costs]
+        agreed = max(times) if costs[0].op == "send" else statistics.median_low(times)
+        found["rows"].append(costs[0]._replace(ns=agreed))
+    for rows in zip(*(each["shared"] for each in values), strict=True):
+        one, other, _ = rows[0]
+        found["shared"].append((one, other, statistics.median_low(percent for _, _, percent in rows)))
     return found
 
 
@@ -209,7 +222,7 @@ def _name(iteration: Iteration, group: int, candidate: str) -> str:
     return candidate if len(iteration.groups) == 1 else f"{candidate} of group {group}"
 
 
-def _channels(iteration: Iteration, group: int, shared: Sequence[Row]) -> list[Channel]:
+def _channels(iteration: Iteration, group: int, shared: Sequence[Sharing]) -> list[Channel]:
     found = []
     for candidate in iteration.channels(group):
         resources = list(_C.Candidate(candidate).parts) or [_C.Candidate(candidate).backend]
@@ -220,15 +233,15 @@ def _channels(iteration: Iteration, group: int, shared: Sequence[Row]) -> list[C
     return found
 
 
-def _model(iteration: Iteration, group: int, rows: Sequence[Row]) -> _C.CostModel:
+def _model(iteration: Iteration, group: int, costs: Sequence[Sequence[Any]]) -> _C.CostModel:
     """The costs of a group's calls, by the names of its channels."""
     points: dict[tuple[str, str], list[tuple[int, int]]] = {}
-    for of_group, op, _, channel, nbytes, taken in rows:
-        if of_group == group:
-            points.setdefault((channel, op), []).append((nbytes, taken))
+    for each in starmap(Cost, costs):
+        if each.group == group:
+            points.setdefault((each.channel, each.op), []).append((each.nbytes, each.ns))
     model = _C.CostModel()
-    for (channel, op), each in points.items():
-        model.add_cost("issue", _name(iteration, group, channel), op, points=_growing(each))
+    for (channel, op), measured in points.items():
+        model.add_cost("issue", _name(iteration, group, channel), op, points=_growing(measured))
     return model
 
 
