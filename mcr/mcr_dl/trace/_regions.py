@@ -48,8 +48,3 @@ def region(name: str) -> Iterator[None]:
 def regions() -> list[Region]:
     """The ended regions of this process, the newest 65,536, in the order of their ends."""
     return list(_regions)
-
-
-def reset() -> None:
-    """Forget all regions."""
-    _regions.clear()

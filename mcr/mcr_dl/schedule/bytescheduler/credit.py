@@ -14,8 +14,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Layer", "Timeline", "Transfer", "cut", "simulate"]
-
 Partition = tuple[int, int]  # layer, index in the layer
 
 

@@ -130,10 +130,9 @@ def time_transfers(start: Callable[[torch.Tensor], _C.Work], largest: int) -> li
     A collective over the group. The operations are issued as those of a step.
     """
     sizes = sorted({min(size, max(largest, 4096)) for size in (1 << 12, 1 << 15, 1 << 18, 1 << 20, 1 << 22)})
-    issuer = Issuer(lambda partition: start(_memory(partition)))
     rows = []
     for size in sizes:
-        memory = [torch.zeros(size // 4, dtype=torch.float32, device="cpu") for _ in range(_IN_FLIGHT)]
+        issuer, memory = _flight(start, size)
         one, several = [], []
         for _ in range(_REPETITIONS + 1):
             one.append(_duration(issuer, memory, size))
@@ -145,14 +144,18 @@ def time_transfers(start: Callable[[torch.Tensor], _C.Work], largest: int) -> li
 def time_in_flight(start: Callable[[torch.Tensor], _C.Work], largest: int) -> int:
     """ns of an operation of a MiB, or of the largest gradient, of which several are in flight. A collective."""
     size = min(1 << 20, max(largest, 4096))
-    memory = [torch.zeros(size // 4, dtype=torch.float32, device="cpu") for _ in range(_IN_FLIGHT)]
-    issuer = Issuer(lambda partition: start(_memory(partition)))
+    issuer, memory = _flight(start, size)
     return min([_duration(issuer, memory, None) for _ in range(_REPETITIONS)][1:])
 
 
-def _memory(partition: Partition) -> torch.Tensor:
-    assert partition.tensor is not None
-    return partition.tensor
+def _flight(start: Callable[[torch.Tensor], _C.Work], size: int) -> tuple[Issuer, list[torch.Tensor]]:
+    """An issuer, and memory for the operations in flight, each of ``size`` bytes."""
+
+    def begin(partition: Partition) -> _C.Work:
+        assert partition.tensor is not None
+        return start(partition.tensor)
+
+    return Issuer(begin), [torch.zeros(size // 4, dtype=torch.float32, device="cpu") for _ in range(_IN_FLIGHT)]
 
 
 def _duration(issuer: Issuer, memory: list[torch.Tensor], limit: int | None) -> int:
