@@ -343,6 +343,31 @@ def test_a_signal_removes_all_that_the_ranks_had(tmp_path: Path, end: signal.Sig
     assert [rank for rank in ranks if Path(f"/proc/{rank}").exists()] == []
 
 
+ENDS = [(KeyboardInterrupt(), 130, "mcr-bench: interrupted\n"), (SystemExit(143), 143, ""), (None, 3, "")]
+
+
+@pytest.mark.parametrize(("end", "code", "words"), ENDS, ids=["Ctrl-C", "SIGTERM", "failure"])
+def test_a_terminal_after_its_ranks_were_killed(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    end: BaseException | None,
+    code: int,
+    words: str,
+) -> None:
+    """mcr-bench shows the cursor, which the bars of rank 0 had hidden, and erases their line."""
+    ranks = mock.MagicMock()
+    ranks.__enter__.return_value.wait.side_effect = end
+    ranks.__enter__.return_value.first_failure = (0, 3)
+    monkeypatch.setattr(bench, "run_local", lambda *_: ranks)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich: standard error is a terminal
+    monkeypatch.setenv("TERM", "xterm")
+    try:
+        found: object = bench.main(["--ops", "barrier"])
+    except SystemExit as left:
+        found = left.code
+    assert (found, capsys.readouterr().err) == (code, f"\r\x1b[2K\x1b[?25h{words}")
+
+
 def children(pid: int) -> list[int]:
     """The ranks that the process has started."""
     listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

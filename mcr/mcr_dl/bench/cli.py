@@ -44,7 +44,7 @@ from mcr_dl.commands.arguments import (
     sizes,
     write_json,
 )
-from mcr_dl.commands.console import Console, bars
+from mcr_dl.commands.console import Console, bars, restored
 from mcr_dl.groups import default_group, environment
 from mcr_dl.libraries import registry
 from mcr_dl.measure import devices, memory
@@ -280,12 +280,13 @@ def _require_memory(settings: Settings, ranks: int) -> None:
 
 def _start_ranks(settings: Settings, ranks: int) -> int:
     """Run on ranks that this process starts; returns the exit code."""
-    with run_local(run_rank, (settings,), ranks) as running:
-        try:
+    try:
+        with restored(Console(stderr=True)), run_local(run_rank, (settings,), ranks) as running:
             running.wait()
-        except KeyboardInterrupt:
-            return INTERRUPTED
-        failure = running.first_failure
+            failure = running.first_failure
+    except KeyboardInterrupt:
+        print(f"{_PROGRAM}: interrupted", file=sys.stderr)
+        return INTERRUPTED
     if failure is None:
         return 0
     rank, code = failure

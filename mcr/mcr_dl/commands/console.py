@@ -8,11 +8,14 @@ argument ``style`` carry styles. `make lint` rejects rich's own consoles and any
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Console as _Console
+from rich.control import Control
 from rich.progress import Progress, ProgressColumn
+from rich.segment import ControlType
 from rich.table import Table
 
 _WIDEST = 1_000_000  # characters of a table, which has a column for each rank
@@ -43,3 +46,18 @@ class Console(_Console):
 def bars(console: Console, columns: Sequence[str | ProgressColumn], **settings: Any) -> Progress:
     """Progress bars on a terminal. A column that is a string is a format of ``task``."""
     return Progress(*columns, console=console, **settings)
+
+
+@contextlib.contextmanager
+def restored(console: Console) -> Iterator[None]:
+    """Show the cursor and erase its line after a block whose processes may be killed while they draw bars.
+
+    Writes nothing if the console is not a terminal, or one that has gone.
+    """
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            console.control(
+                Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2), ControlType.SHOW_CURSOR)
+            )

@@ -23,7 +23,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 import mcr_dl as dist
 from mcr_dl.base import launcher
 from mcr_dl.commands import arguments
-from mcr_dl.commands.console import Console
+from mcr_dl.commands.console import Console, restored
 from mcr_dl.examples import mixes, report
 from mcr_dl.examples import record as records
 from mcr_dl.examples.comm import ALL_REDUCE, ALL_TO_ALL, Comm, Layout, make_groups
@@ -386,7 +386,8 @@ def main(run: Callable[[Given], int], options: Given) -> int:
         return status
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     try:
-        start_processes(_start_and_run, (_Job(run, options, options.nproc, store.port),), options.nproc)  # type: ignore[no-untyped-call]
+        with restored(Console()):
+            start_processes(_start_and_run, (_Job(run, options, options.nproc, store.port),), options.nproc)  # type: ignore[no-untyped-call]
     except ProcessRaisedException as error:
         print(f"rank {error.error_index} failed, and with it the job:{error}", file=sys.stderr)
         return 1
