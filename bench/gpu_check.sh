@@ -108,7 +108,7 @@ build() {
     rm -rf build/gpu/install
     cmake --install build/gpu/cmake --prefix "$PWD/build/gpu/install"
   fi
-  cp -R mcr/mcr_dl mcr/mcr_dl_autoload build/gpu/install/
+  cp -R mcr/mcr_dl mcr/mcr_dl_autoload mcr/mcr_dl_commands build/gpu/install/
   cd "$folder"
   "$python" -c 'import mcr_dl; print("built", mcr_dl.__version__)'
 }

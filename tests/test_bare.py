@@ -54,6 +54,18 @@ assert not loaded, loaded
 print("done")
 """
 
+# Ctrl-C as torch is imported, which must not have been before.
+INTERRUPT = """
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            raise KeyboardInterrupt
+        return None
+
+sys.meta_path.insert(0, Interrupt())
+assert "torch" not in sys.modules
+"""
+
 TABLE = """
 import mcr_dl
 try:
@@ -92,7 +104,7 @@ def test_a_named_table_needs_jsonschema(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["bench", "info", "trace", "tune"])
 def test_commands_say_what_they_lack(command: str) -> None:
     """One line and exit code 2."""
-    result = _run(f"from mcr_dl import _commands\nsys.exit(_commands.{command}())")
+    result = _run(f"import mcr_dl_commands\nsys.exit(mcr_dl_commands.{command}())")
     assert result.returncode == 2
     assert result.stderr == f"mcr-{command}: error: needs rich, which is not installed: pip install rich\n"
 
@@ -104,3 +116,11 @@ def test_modules_say_what_they_lack(module: str) -> None:
     assert result.returncode == 2, result.stderr
     assert result.stderr.endswith(": error: needs rich, which is not installed: pip install rich\n")
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["bench", "info", "trace", "tune"])
+def test_an_interrupt_while_a_command_is_imported(command: str) -> None:
+    """It ends the command quietly, however early it comes: torch is imported inside the entry point."""
+    program = "import sys\nimport mcr_dl_commands\n" + INTERRUPT + f"sys.exit(mcr_dl_commands.{command}())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -80,7 +80,7 @@ def test_the_sources() -> None:
             "base.a:3: imports mcr_dl.base.b in a function",
         ),
         (
-            {"base.a": "run = _entry('mcr-b', 'mcr_dl.base.b')", "base.b": "from mcr_dl.base import a"},
+            {"base.a": "run = import_module('mcr_dl.base.b')", "base.b": "from mcr_dl.base import a"},
             "these modules import each other",
         ),
         (
@@ -88,8 +88,8 @@ def test_the_sources() -> None:
             "base.a: imports mcr_dl.tables.b, which is not below it",
         ),
         ({"tables.a": "run('mcr_dl.base.b')", "base.b": ""}, None),
-        ({"base.a": "from mcr_dl import _commands", "_commands": ""}, "base.a: imports mcr_dl._commands"),
-        ({"base.__main__": "from mcr_dl import _commands", "_commands": ""}, None),
+        ({"base.a": "from mcr_dl import _pages", "_pages": ""}, "base.a: imports mcr_dl._pages"),
+        ({"base.__main__": "from mcr_dl import _pages", "_pages": ""}, None),
         ({"base.a": "from mcr_dl.base import __main__", "base.__main__": ""}, "base.a: imports mcr_dl.base.__main__"),
         ({"groups.a": "known = name == 'mpi'"}, "groups.a:1: names 'mpi'"),
         ({"libraries.a": "known = name == 'mpi'"}, None),

@@ -50,7 +50,6 @@ LAYERS = (
     "info",
     "testing",  # the conformance kit: cases of the operations, expected results, ranks
     "examples",
-    "_commands",  # the commands' entry points, which say which package a command lacks
     "__main__",  # of every package: python -m
 )
 COMPILED = ("_C", "_build")
@@ -59,7 +58,7 @@ OPTIONAL = {"cupy", "deepspeed", "jsonschema", "matplotlib", "mpi4py", "optuna",
 # Names of backends: the folders of src/backends, and those of torch that have a descriptor.
 BACKENDS = {path.name for path in (SOURCES.parent / "src" / "backends").iterdir()} | {"fake", "gloo"}
 NAMING = {"libraries", "examples"}
-_IMPORTING = ("import_module", "__import__", "_entry")  # functions that import the modules that their arguments name
+_IMPORTING = ("import_module", "__import__")  # functions that import the modules that their arguments name
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 
-from mcr_dl._commands import bench
+from mcr_dl_commands import bench
 
 if __name__ == "__main__":
     sys.exit(bench())

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands' entry points. The library needs torch and NumPy alone; commands say which package they lack."""
+"""The commands' entry points. The library needs torch and NumPy alone; commands say which package they lack.
+
+It is a separate package so that nothing is imported before the entry points run: Ctrl-C ends a command quietly also
+while torch is imported, which takes seconds.
+"""
 
 from __future__ import annotations
 
