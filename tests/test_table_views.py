@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +16,11 @@ import pytest
 
 from mcr_dl import InvalidArgumentError
 from mcr_dl.commands.console import Console
+from mcr_dl.tables import table as files
 from mcr_dl.tables.model import Curve, Exclusion, Table
 from mcr_dl.tables.winners import steady
 from mcr_dl.tuning import diff
+from mcr_dl.tuning.cli import main
 from mcr_dl.tuning.diff import differences
 from mcr_dl.tuning.plot import figure_of, plot
 from mcr_dl.tuning.show import show
@@ -199,3 +203,24 @@ def test_differences_of_tables() -> None:
         ["2 ranks", "excluded: gloo from send (bool)", "yes", "-"],
     ]
     assert text.startswith("9 differences")
+
+
+def test_edited_winners_change_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All views have the winners that programs compute from the curves, and say that the table was edited."""
+    measured, edited = str(tmp_path / "measured.json"), tmp_path / "edited.json"
+    files.write(make(), measured)
+    document = json.loads(Path(measured).read_text())
+    gloo = {"operation": "all_reduce", "dtype_class": "float", "ranges": [{"from": 0, "candidate": "gloo"}]}
+    for winners in ([], [gloo]):
+        document["scales"][0]["winners"] = winners
+        edited.write_text(json.dumps(document))
+        assert main(["show", "--table", measured, "all_reduce"]) == 0
+        wanted, error = capsys.readouterr()
+        assert error == ""
+        assert main(["show", "--table", str(edited), "all_reduce"]) == 0
+        shown, error = capsys.readouterr()
+        assert shown.splitlines()[-5:] == wanted.splitlines()[-5:]
+        assert re.search(r"edited\.json: checksum: .*; winners are computed from the curves", error)
+        assert len(error.splitlines()) == 1
+        assert main(["diff", str(edited), measured]) == 0
+        assert "edited.json: checksum: " in capsys.readouterr().err

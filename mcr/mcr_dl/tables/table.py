@@ -13,9 +13,10 @@ from typing import Any
 from mcr_dl import _C
 from mcr_dl.base import documents
 from mcr_dl.base.errors import InvalidArgumentError
-from mcr_dl.tables import _schema
+from mcr_dl.tables import _schema, rules
 from mcr_dl.tables.host import Host, Software
 from mcr_dl.tables.model import FORMAT, VERSION, Scale, Table, content, from_document, respelt
+from mcr_dl.tables.winners import winners_of
 
 LARGEST = 64 * documents.MIB
 """Bytes of a table's file, at most. One of all operations, 30 sizes and 8 scales has 3 MiB."""
@@ -144,6 +145,20 @@ def _unknown_names(table: Table) -> list[str]:
     return [f"{where}.operation: {wanted}, got {name!r}; it is not used" for where, name in named if name not in known]
 
 
+def _of_file(table: Table, problems: list[str]) -> list[str]:
+    return [f"tuning table {table.source or '(not in a file)'}: {problem}" for problem in problems]
+
+
+def edited(table: Table) -> list[str]:
+    """A line that says that the table was edited after it was measured, if it was."""
+    if table.checksum in ("", table.digest):
+        return []
+    problem = f"checksum: expected {table.digest}, got {table.checksum}: edited after it was measured"
+    if any({*scale.winners} != {*winners_of(scale)} for scale in table.scales):
+        problem += f"; winners are computed from the curves: to force a candidate use {rules.VARIABLE}"
+    return _of_file(table, [problem])
+
+
 def check(table: Table, host: Host, software: Software | None = None) -> list[str]:
     """Doubts about using the table here, one line each; none of them forbids its use.
 
@@ -151,11 +166,9 @@ def check(table: Table, host: Host, software: Software | None = None) -> list[st
     versions in use, is given) with other versions, or names unknown operations.
     """
     problems = []
-    if table.checksum and table.checksum != table.digest:
-        problems.append(f"checksum: expected {table.digest}, got {table.checksum}: edited after it was measured")
     if table.host.fingerprint != host.fingerprint:
         here, there = (f"{each.fingerprint} ({each.cpu}, {each.cores} cores)" for each in (host, table.host))
         problems.append(f"host.fingerprint: expected {here}, got {there}: of another kind of machine, {_AGAIN} here")
     problems += [] if software is None else _version_changes(table.software, software)
     problems += _unknown_names(table)
-    return [f"tuning table {table.source or '(not in a file)'}: {problem}" for problem in problems]
+    return edited(table) + _of_file(table, problems)

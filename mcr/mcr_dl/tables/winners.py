@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from mcr_dl import _C
-from mcr_dl.tables.model import Curve, Range, Scale, Subject, Winner
+from mcr_dl.tables.model import Curve, Range, Scale, Subject, Table, Winner
 
 _UNIT = 65536
 _NOISE = round(math.log2(1.02) * _UNIT)
@@ -40,6 +40,11 @@ def winners_of(scale: Scale) -> tuple[Winner, ...]:
         operation, types, async_op = subject
         winners.append(Winner(operation, types, tuple(ranges), async_op))
     return tuple(winners)
+
+
+def computed(table: Table) -> Table:
+    """The table with the winners that programs compute from its curves, whatever its file says."""
+    return replace(table, scales=tuple(replace(scale, winners=winners_of(scale)) for scale in table.scales))
 
 
 class Comparison:

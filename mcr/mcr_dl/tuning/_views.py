@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 
 from mcr_dl.base.errors import InvalidArgumentError
@@ -13,6 +14,7 @@ from mcr_dl.commands.console import Console
 from mcr_dl.tables import table as tables
 from mcr_dl.tables.host import host
 from mcr_dl.tables.model import Table
+from mcr_dl.tables.winners import computed
 from mcr_dl.tuning import diff, plot, show, simulate
 
 
@@ -45,13 +47,22 @@ def add(parser: argparse.ArgumentParser) -> None:
     simulate.add(view(simulate.NAME, "Simulate the time of a collective on a network of several dimensions."))
 
 
-def _read(path: str | None) -> Table:
+def _read(path: str | Path) -> Table:
+    """The table as programs use it; says on stderr if it was edited."""
+    table = tables.read(path)
+    for line in tables.edited(table):
+        print(f"mcr-tune: {line}", file=sys.stderr)
+    return computed(table)
+
+
+def _read_own(path: str | None) -> Table:
+    """The named table, or this machine's in the cache."""
     if path is not None:
-        return tables.read(path)
+        return _read(path)
     own = tables.default_path(host())
     if not own.exists():
         raise InvalidArgumentError(f"there is no table of this machine ({own}); measure one with mcr-tune --quick")
-    return tables.read(own)
+    return _read(own)
 
 
 def _refuse_file(operation: str | None) -> None:
@@ -74,20 +85,20 @@ def run(given: argparse.Namespace) -> int:
     console = Console()
     if given.view == "show":
         _refuse_file(given.operation)
-        table = _read(given.table)
+        table = _read_own(given.table)
         if not arguments.write_json(given.json, lambda: show.document(table, given.operation)):
             show.show(table, console, given.operation)
     elif given.view == "plot":
         file = given.output or given.file
         if file is None or (given.output and given.file):
             raise InvalidArgumentError("expected one picture, FILE.png or -o FILE.png")
-        table = _read(given.table)
+        table = _read_own(given.table)
         plot.plot(table, file, given.ops, table.scale(ranks=given.n))
         console.say(f"wrote {file}")
     elif given.view == simulate.NAME:
         return simulate.run(given)
     else:
-        a, b = tables.read(given.a), tables.read(given.b)
+        a, b = _read(given.a), _read(given.b)
         rows = diff.differences(a, b)
         if not arguments.write_json(given.json, lambda: diff.document(a, b, rows)):
             diff.show(a, b, rows, console)
