@@ -17,6 +17,7 @@ import pytest
 from mcr_dl import InvalidArgumentError
 from mcr_dl.commands.console import Console
 from mcr_dl.tables import table as files
+from mcr_dl.tables.host import host
 from mcr_dl.tables.model import Curve, Exclusion, Table
 from mcr_dl.tables.winners import steady
 from mcr_dl.tuning import diff
@@ -224,3 +225,30 @@ def test_edited_winners_change_nothing(tmp_path: Path, capsys: pytest.CaptureFix
         assert len(error.splitlines()) == 1
         assert main(["diff", str(edited), measured]) == 0
         assert "edited.json: checksum: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("named", "words"),
+    [
+        ("", ""),
+        ("none", "mcr-tune: MCR_DL_TUNING_TABLE is none: programs use no table\n"),
+        ("t.json", "mcr-tune: MCR_DL_TUNING_TABLE names t.json, which programs use; --table t.json shows it\n"),
+    ],
+)
+def test_the_table_that_programs_use(
+    named: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """show without --table shows this machine's, and says if the environment names another one."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("MCR_DL_TUNING_TABLE", named)
+    own = files.default_path(host())
+    files.write(make(), own)
+    assert main(["show"]) == 0
+    assert capsys.readouterr().err == words
+    assert main(["show", "--table", str(own)]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_show_of_an_empty_table() -> None:
+    with pytest.raises(InvalidArgumentError, match="operation: the table has no measurements: make them with mcr-tune"):
+        show(Table(TIME, HOST, SOFTWARE), Console(file=io.StringIO()), "reduce")

@@ -12,6 +12,7 @@ from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.commands import arguments
 from mcr_dl.commands.console import Console
 from mcr_dl.tables import table as tables
+from mcr_dl.tables.choice import VARIABLE
 from mcr_dl.tables.host import host
 from mcr_dl.tables.model import Table
 from mcr_dl.tables.winners import computed
@@ -56,9 +57,14 @@ def _read(path: str | Path) -> Table:
 
 
 def _read_own(path: str | None) -> Table:
-    """The named table, or this machine's in the cache."""
+    """The named table, or this machine's in the cache; says on stderr if programs use another one."""
     if path is not None:
         return _read(path)
+    named = os.environ.get(VARIABLE, "")
+    if named == "none":
+        print(f"mcr-tune: {VARIABLE} is none: programs use no table", file=sys.stderr)
+    elif named:
+        print(f"mcr-tune: {VARIABLE} names {named}, which programs use; --table {named} shows it", file=sys.stderr)
     own = tables.default_path(host())
     if not own.exists():
         raise InvalidArgumentError(f"there is no table of this machine ({own}); measure one with mcr-tune --quick")

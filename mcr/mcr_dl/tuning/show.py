@@ -27,6 +27,8 @@ def select(table: Table, names: list[str] | None) -> list[Subject]:
     """
     known = list(dict.fromkeys(each.operation for each in table.subjects))
     for name in names or ():
+        if not known:
+            raise InvalidArgumentError("operation: the table has no measurements: make them with mcr-tune")
         if name not in known:
             raise InvalidArgumentError(f"operation: expected one of the table's ({', '.join(known)}), got {name!r}")
     return [each for each in table.subjects if names is None or each.operation in names]
