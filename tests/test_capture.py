@@ -118,6 +118,12 @@ def test_a_program_that_does_not_repeat_itself_is_refused() -> None:
         capture.capture([records])
     with pytest.raises(InvalidArgumentError, match="three equal iterations at least, got 2"):
         capture.capture([_program(2)[1:]])
+    records = [_record("all_reduce", 100 * place, 100 * place + 9, in_count=place % 3) for place in range(20)]
+    assert len(capture.capture([records]).calls) == 3
+    with pytest.raises(InvalidArgumentError, match="expected calls that repeat themselves every 4 calls, got 8 at the"):
+        capture.capture([records], 4)
+    with pytest.raises(InvalidArgumentError, match="three equal iterations at least, got 2: log more"):
+        capture.capture([records], 9)
 
 
 @pytest.mark.parametrize(("given", "calls"), [([], 1), (["--calls", "2"], 2)])
@@ -138,3 +144,10 @@ def test_the_command_writes_a_graph(tmp_path: Path) -> None:
     assert len(graph.read(tmp_path / "graph.json").calls) == 2
     assert cli.main(["plan", str(tmp_path / "graph.json"), "--json", str(tmp_path / "report.json")]) == 0
     assert len(json.loads((tmp_path / "report.json").read_text())["plans"]) == 4
+
+
+def test_traces_in_place_of_a_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error says how to make one of them."""
+    assert cli.main(["plan", str(tmp_path)]) == 2
+    words = f"got a folder; name a file in it, or make a graph with mcr-trace capture {tmp_path} -o graph.json"
+    assert capsys.readouterr().err.endswith(f"{words}\n")

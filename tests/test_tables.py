@@ -139,7 +139,10 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    assert "expected a file that can be read, got is a directory" in error_of(tmp_path)
+    assert error_of(tmp_path) == "expected a file, got a folder; name a file in it, or make it with mcr-tune"
+    assert error_of(Path("/dev/null")) == (
+        "expected a regular file, got a device, socket or pipe; name another, or make it with mcr-tune"
+    )
     (tmp_path / "binary").write_bytes(b"\xff\xfe{}")
     assert "expected JSON in UTF-8" in error_of(tmp_path / "binary")
 

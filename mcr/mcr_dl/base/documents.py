@@ -195,13 +195,18 @@ def read_bytes(path: str | os.PathLike[str], what: str, *, limit: int, make: str
     ``make`` it.
     """
     file = Path(path)
-    another = "name another" + (f", or {make}" if make else "")
+    or_make = f", or {make}" if make else ""
+    another = f"name another{or_make}"
     try:
         mode = file.stat().st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        if stat.S_ISDIR(mode):
+            raise InvalidArgumentError(f"{what}: expected a file, got a folder; name a file in it{or_make}")
+        if not stat.S_ISREG(mode):
             raise InvalidArgumentError(f"{what}: expected a regular file, got a device, socket or pipe; {another}")
         with file.open("rb") as stream:
             content = stream.read(limit + 1)
+    except InvalidArgumentError:
+        raise
     except FileNotFoundError as error:
         raise InvalidArgumentError(f"{what}: expected a file, got no such file; {another}") from error
     except ValueError as error:  # a name with a null byte

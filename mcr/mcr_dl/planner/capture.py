@@ -166,7 +166,12 @@ def capture(ranks: Sequence[Sequence[Record]], calls: int | None = None) -> Grap
     Raises InvalidArgumentError if the calls do not repeat themselves in three iterations at least: the last one has no
     end, and another one is needed for waits of calls of the iteration before.
     """
-    found = iterations(_finished(ranks[0]), calls)
+    finished = _finished(ranks[0])
+    found = iterations(finished, calls)
+    compared = (calls or 0) * (len(found) + 1)
+    if calls is not None and len(found) < 3 and compared <= len(finished):
+        message = f"expected calls that repeat themselves every {calls} calls, got {compared} at the end that do not"
+        raise InvalidArgumentError(f"capture: {message}: give another number of calls, or leave it out")
     shortest = _shortest(ranks, found)
 
     def node(index: int, key: str, after: tuple[str, ...]) -> Node:

@@ -261,7 +261,8 @@ def _check_names(graph: Graph) -> None:
 
 def read(path: str | os.PathLike[str]) -> Graph:
     """Read a graph. Raises InvalidArgumentError, in one line with the file's name."""
-    document = documents.read(path, f"{path}: expected a graph of a training iteration", limit=LARGEST)
+    make = f"make a graph with mcr-trace capture {path} -o graph.json" if os.path.isdir(path) else ""  # of traces
+    document = documents.read(path, f"{path}: expected a graph of a training iteration", limit=LARGEST, make=make)
     try:
         return of_document(document)
     except ValueError as error:
