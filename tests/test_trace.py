@@ -146,6 +146,16 @@ def test_files_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "rank0.json: expected a trace" in said(tmp_path)
 
 
+@pytest.mark.parametrize("command", ["merge", "capture", "plot"])
+def test_a_full_disk(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error names the file, which that of the system does not."""
+    _files.write(trace_of([record_of("all_reduce", place, place + 0.5) for place in range(4)]), tmp_path)
+    full = tmp_path / "full.svg"
+    full.symlink_to("/dev/full")
+    assert main([command, str(tmp_path), "-o", str(full)]) == 2
+    assert capsys.readouterr().err == f"mcr-trace: error: cannot write {full}: no space left on device\n"
+
+
 def test_clocks_by_ping() -> None:
     """Two ranks that share a clock but do not know it: the measured offset is 0 within the stated error."""
     store, found = torch_dist.HashStore(), {}

@@ -132,9 +132,22 @@ def _rows(value: Any, indent: str, *, element: bool = False) -> str:
     return f"{flat[0]}\n{lines}\n{indent}{flat[-1]}"
 
 
+@contextmanager
+def writing(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Raise an OSError that names the file for one of the block: Python's does not, where a disk is full."""
+    try:
+        yield
+    except BrokenPipeError:  # the file is a pipe whose reader has seen enough
+        raise
+    except OSError as error:
+        raise OSError(f"cannot write {os.fspath(path)}: {(error.strerror or str(error)).lower()}") from error
+
+
 def write_rows(path: str | os.PathLike[str], value: Any) -> None:
     """Write a value to a file, as ``rows`` encodes it; characters that are not Unicode become question marks."""
-    Path(path).write_text(rows(value) + "\n", encoding="utf-8", errors="replace")
+    text = rows(value) + "\n"
+    with writing(path):
+        Path(path).write_text(text, encoding="utf-8", errors="replace")
 
 
 def replace_file(path: Path, text: str) -> None:

@@ -23,6 +23,7 @@ from mcr_dl.base.operations import bandwidths, operation_of
 from mcr_dl.bench._sweep import Row, Settings
 from mcr_dl.bench.mix import MixResult
 from mcr_dl.commands.console import Console
+from mcr_dl.commands.pictures import save_figure
 from mcr_dl.commands.sizes import size_text
 from mcr_dl.commands.text import colours
 from mcr_dl.measure import devices
@@ -231,4 +232,4 @@ def write_plot(path: str, rows: Sequence[Row], title: str) -> None:
     fitting = int(figure.get_figwidth() / (0.7 + 0.085 * max(map(len, labels), default=0)))  # inches of a name
     figure.legend(handles, labels, loc="outside lower left", ncols=max(1, min(len(names), fitting)), frameon=False)
     figure.suptitle(title, x=0.02, ha="left", fontsize="medium")
-    figure.savefig(path, dpi=130)
+    save_figure(figure, path, dpi=130)

@@ -28,6 +28,7 @@ import mcr_dl as dist
 from mcr_dl.base.documents import write_rows
 from mcr_dl.commands.arguments import Parser, backend_names, checked
 from mcr_dl.commands.console import Console, bars
+from mcr_dl.commands.pictures import save_figure
 from mcr_dl.examples import bytescheduler_models as models
 from mcr_dl.examples import program, report
 
@@ -153,7 +154,7 @@ def draw(rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:
     figure.suptitle(title, x=0.01, ha="left", fontsize=12)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    save_figure(figure, path, dpi=120)
     pyplot.close(figure)
 
 

@@ -8,7 +8,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mcr_dl.commands.pictures import INK, style
+from mcr_dl.commands.pictures import INK, save_figure, style
 from mcr_dl.examples.record import Record, Setting, gains, share, speed, spread
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def draw(setting: Setting, records: Sequence[Record], path: Path) -> None:
         figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=12)
         figure.tight_layout(rect=(0, 0, 1, 0.99))
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)
+        save_figure(figure, path, dpi=150)
         pyplot.close(figure)
 
 

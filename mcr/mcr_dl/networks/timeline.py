@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mcr_dl.commands.pictures import INK, style
+from mcr_dl.commands.pictures import INK, save_figure, style
 from mcr_dl.commands.text import colours, time_text
 from mcr_dl.networks.network import PS_PER_US
 from mcr_dl.networks.plans import Plan, Step
@@ -91,4 +91,4 @@ def save(plans: Sequence[tuple[str, Plan]], path: str | Path) -> None:
     import matplotlib
 
     with matplotlib.rc_context(style(8)):
-        figure(plans).savefig(path, dpi=150)
+        save_figure(figure(plans), path, dpi=150)

@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 
 from mcr_dl.commands.console import Console
-from mcr_dl.commands.pictures import INK, style
+from mcr_dl.commands.pictures import INK, save_figure, style
 from mcr_dl.commands.text import colours, time_text
 from mcr_dl.planner.plans import Plan, Planner
 
@@ -109,4 +109,4 @@ def figure_of(
 
 def plot(planner: Planner, plans: Sequence[Plan], path: str | os.PathLike[str]) -> None:
     """Draw the timelines into a picture file; its suffix determines the format. Needs matplotlib."""
-    figure_of(planner, plans).savefig(path)
+    save_figure(figure_of(planner, plans), path)

@@ -34,7 +34,9 @@ def _say(text: str) -> None:
 
 def merge(traces: Sequence[Trace], output: Path) -> None:
     """Write one trace-event file of all ranks, and print how well their clocks are aligned."""
-    output.write_text(json.dumps(chrome(traces)))
+    text = json.dumps(chrome(traces))
+    with documents.writing(output):
+        output.write_text(text)
     known = [trace.clock.error for trace in traces if trace.clock.error is not None]
     error = f"to ±{max(known) / 1000:.1f} µs" if len(known) == len(traces) else "by the hosts' time of day"
     methods = ", ".join(sorted({trace.clock.method for trace in traces}))
@@ -79,7 +81,9 @@ def export_param(traces: Sequence[Trace], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     _remove_old(folder, _PARAM, len(export.ranks))
     for rank, entries in enumerate(export.ranks):
-        (folder / _PARAM.format(rank)).write_text(json.dumps(entries, indent=1))
+        file = folder / _PARAM.format(rank)
+        with documents.writing(file):
+            file.write_text(json.dumps(entries, indent=1))
     _say(f"{folder}: {sum(map(len, export.ranks))} entries of {len(traces)} ranks")
     for reason, count in export.left_out.items():
         _say(f"left out: {reason} ({count})")
@@ -91,7 +95,9 @@ def export_flight_recorder(traces: Sequence[Trace], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     _remove_old(folder, _FLIGHT_RECORDER, len(dumps))
     for rank, content in enumerate(dumps):
-        (folder / _FLIGHT_RECORDER.format(rank)).write_bytes(pickle.dumps(content))
+        file = folder / _FLIGHT_RECORDER.format(rank)
+        with documents.writing(file):
+            file.write_bytes(pickle.dumps(content))
     _say(f"{folder}: {sum(len(each['entries']) for each in dumps)} calls; now: torchfrtrace {folder}")
     left_out = sum(len(trace.records) for trace in traces) - sum(len(each["entries"]) for each in dumps)
     if left_out:

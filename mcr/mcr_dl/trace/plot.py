@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mcr_dl.base.errors import InvalidArgumentError
-from mcr_dl.commands.pictures import INK, style
+from mcr_dl.commands.pictures import INK, save_figure, style
 from mcr_dl.commands.text import colours, time_text
 from mcr_dl.trace import _breakdown as breakdown
 from mcr_dl.trace._breakdown import WHOLE, Breakdown
@@ -90,4 +90,4 @@ def figure_of(traces: Sequence[Trace]) -> Figure:
 
 def plot(traces: Sequence[Trace], path: str | os.PathLike[str]) -> None:
     """Draw the breakdown into a picture file; its suffix determines the format. Needs matplotlib."""
-    figure_of(traces).savefig(path)
+    save_figure(figure_of(traces), path)

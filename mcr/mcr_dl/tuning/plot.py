@@ -9,7 +9,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from mcr_dl.base.errors import InvalidArgumentError
-from mcr_dl.commands.pictures import style
+from mcr_dl.commands.pictures import save_figure, style
 from mcr_dl.commands.sizes import short_size_text, size_text
 from mcr_dl.commands.text import colours, time_text
 from mcr_dl.tables.model import Scale, Table
@@ -164,4 +164,4 @@ def plot(
     InvalidArgumentError if the table has no such operation, or the scale has none of them; OSError if the file cannot
     be written.
     """
-    figure_of(table, operations, scale).savefig(path)
+    save_figure(figure_of(table, operations, scale), path)
