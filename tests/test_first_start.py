@@ -347,6 +347,23 @@ def test_layouts_are_told_apart() -> None:
         assert [each["ranks_per_node"] for each in joined.scales] == [5, 3]
 
 
+@pytest.mark.parametrize(
+    ("ranks", "seconds", "said"),
+    [(3, choice.SECONDS, False), (3, 0.0, True), (4, choice.SECONDS, True)],
+    ids=["all ranks", "all ranks, not measured", "some ranks"],
+)
+def test_the_nearest_scale_is_named_unless_the_start_measures(
+    ranks: int, seconds: float, said: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A start measures the shape of all ranks, and no other group's."""
+    monkeypatch.setattr(choice, "_said", set())
+    tuned = choice.costs_of(_scale(quick=False))
+    knowledge = choice.Knowledge("", [0] * ranks, [False] * ranks, [tuned], seconds=seconds)
+    group: Any = SimpleNamespace(candidates=["gloo", "mpi"], ranks=[0, 1, 2], rank=lambda: 0, _tune=lambda *_: None)
+    choice.tune(group, knowledge)
+    assert ("no measurements for 3 ranks on 1 node; using those for 2 ranks" in caplog.text) is said
+
+
 def test_quick_samples_count_by_their_minimum() -> None:
     """There are too few for a median that other load on the machine does not change."""
     (quick,), (slow,) = (choice.costs_of(_scale(quick=each))["curves"] for each in (True, False))

@@ -293,6 +293,18 @@ class TestTextOfLibraries:
             assert re.search(rf"REPORTED PeerLostError: .*own text: {GLOOS_WORDS}", ranks[0].text), ranks[0].text
 
 
+def test_progress_before_a_step_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first turn has no times."""
+    record = examples.Record("gloo", {})
+    with examples.Progress(Console(), [record], 10) as progress:
+        for seconds in ([], [0.005]):
+            record.curve.append(2.0)
+            record.step_seconds += seconds
+            progress.advance(record)
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines == ["gloo 1/10 loss 2.000 - ms/step", "gloo 2/10 loss 2.000 5 ms/step"]
+
+
 MARKUP = [
     "from rich.console import Console\n",
     "import rich\nrich.print('x')\n",

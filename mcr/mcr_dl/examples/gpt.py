@@ -187,8 +187,8 @@ class Workload(program.Workload):
         }
         lines = [
             f"{details['text_bytes'] / 1e6:.1f} MB of {self.corpus.name}",
-            f"{grid.copies} model{'s' * (grid.copies > 1)} on {grid.parts} ranks each, {self.parameters / 1e6:.2f} M "
-            f"parameters a rank, {tokens} tokens a step",
+            f"{grid.copies} model{'s' * (grid.copies > 1)} on {grid.parts} rank{'s' * (grid.parts > 1)} each, "
+            f"{self.parameters / 1e6:.2f} M parameters a rank, {tokens} tokens a step",
             f"Each step and rank: {self.reduces} all_reduce of activations of {4 * self.elements / 1e6:.2f} MB, "
             f"{len(self.buckets)} of gradients of {reduce / 1e6:.2f} MB together",
         ]

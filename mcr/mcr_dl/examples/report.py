@@ -96,13 +96,13 @@ class Progress:
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
             "loss {task.fields[loss]:.3f}",
-            "{task.fields[milliseconds]:.0f} ms/step",
+            "{task.fields[milliseconds]} ms/step",
             TimeRemainingColumn(),
         )
         hidden = console.quiet or not console.is_terminal
         self._bars = bars(console, columns, refresh_per_second=4, disable=hidden)
         self._tasks = {
-            record.mode: self._bars.add_task(record.mode, total=steps, loss=record.loss_start, milliseconds=0.0)
+            record.mode: self._bars.add_task(record.mode, total=steps, loss=record.loss_start, milliseconds="-")
             for record in records
         }
 
@@ -117,13 +117,12 @@ class Progress:
 
     def advance(self, record: Record) -> None:
         """Report a finished step. Without a terminal, each tenth of the way prints a line."""
-        recent = median(record.step_seconds[-10:]) * 1e3 if record.step_seconds else 0.0
+        # The steps of the first turn are not measured.
+        recent = f"{median(record.step_seconds[-10:]) * 1e3:.0f}" if record.step_seconds else "-"
         self._bars.update(self._tasks[record.mode], advance=1, loss=record.curve[-1], milliseconds=recent)
         done = len(record.curve)
         if not self._console.is_terminal and done % max(1, self._steps // 10) == 0:
-            self._console.print(
-                f"{record.mode:>5} {done:4}/{self._steps} loss {record.curve[-1]:.3f} {recent:.0f} ms/step"
-            )
+            self._console.print(f"{record.mode:>5} {done:4}/{self._steps} loss {record.curve[-1]:.3f} {recent} ms/step")
 
 
 def show(console: Console, setting: Setting, records: Sequence[Record]) -> None:

@@ -81,6 +81,10 @@ class Knowledge:
         """Whether all host measurements of this shape are those of a first start."""
         return all(each["quick"] for each in self._of(shape))
 
+    def measures(self, shape: Shape) -> bool:
+        """Whether the job measures this shape, which the table lacks, as it starts: that of all ranks."""
+        return self.seconds > 0 and shape == self.shape([*range(len(self.nodes))])
+
     def _of(self, shape: Shape) -> list[dict[str, Any]]:
         return [each for each in self.scales if each["device"] == "cpu" and shape.is_of(each)]
 
@@ -334,7 +338,7 @@ def tune(group: _C.Group, knowledge: Knowledge, *, derived: bool = False) -> Non
         ]
         excluded += [(operation, async_op, device, candidate) for operation, async_op, candidate in scale["excluded"]]
         if not shape.is_of(scale):
-            if not derived:
+            if not derived and not (device == "cpu" and knowledge.measures(shape)):
                 _say_nearest(shape, scale, group.rank())
             exact = exact and device != "cpu"  # only host tensors are tried
         elif device == "cpu":
