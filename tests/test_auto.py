@@ -253,6 +253,8 @@ def test_rules() -> None:
     assert [each.operation for each in rules.parse("irecv:*:mpi", ["mpi"])] == ["send"]
     assert len(rules.parse("*:*:mpi", ["mpi"])) == len(_C.operations())
     assert rules.parse("  ", ["mpi"]) == []
+    spaced = rules.parse(" send:*:gloo #\tbarrier:*:mpi\n", ["mpi", "gloo"])
+    assert [(each.operation, each.candidate) for each in spaced] == [("send", "gloo"), ("barrier", "mpi")]
 
 
 @pytest.mark.parametrize(
@@ -263,6 +265,8 @@ def test_rules() -> None:
         ("all_reduce:64k:mpi", 12, "range"),
         ("all_reduce:2k-1k:mpi", 15, "more than 2k"),
         ("all_reduce:*:mpj", 14, "mpi, gloo"),
+        ("all_redce:*:mpi", 1, "got 'all_redce'; did you mean all_reduce?"),
+        ("all_reduce:*:mpi # bcast:*:glo ", 28, "got 'glo'; did you mean gloo?"),
         ("all_reduce:*", 1, "operation:range:candidate"),
         ("all_reduce:*:mpi##", 18, "operation:range:candidate"),
     ],

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import importlib.util
 import os
 import re
@@ -13,7 +12,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,6 +22,7 @@ from mcr_dl import _C
 from mcr_dl.base import documents, launcher
 from mcr_dl.base.errors import InvalidArgumentError, McrError
 from mcr_dl.base.operations import operation_of, operations
+from mcr_dl.base.suggestions import did_you_mean
 from mcr_dl.commands.sizes import parse_size
 from mcr_dl.libraries import registry
 
@@ -77,22 +77,18 @@ class Parser(argparse.ArgumentParser):
 
 _WRONG_NAMES = (
     re.compile(r"invalid choice: '(?P<got>[^']*)' \(choose from (?P<known>.*)\)"),
-    re.compile(r"expected (?:one|some) of (?P<known>.*), got (?:the unknown name )?'(?P<got>[^']*)'"),
+    re.compile(r"expected (?:one|some) of (?P<known>.*), got (?:the unknown name )?'(?P<got>[^']*)'(?!; did you mean)"),
 )
 
 
 def _with_nearest(message: str) -> str:
-    """The message, with the known name that is nearest to the wrong one, if it lists the known ones."""
-    found = next(filter(None, (pattern.search(message) for pattern in _WRONG_NAMES)), None)
+    """The message, whose first line ends with the known name that is nearest to the wrong one, if it lists these."""
+    text, *shown = message.split("\n", 1)  # some errors show a text and point at its wrong part
+    found = next(filter(None, (pattern.search(text) for pattern in _WRONG_NAMES)), None)
     if found is None:
         return message
-    return message + _did_you_mean(found["got"], {name: name for name in re.findall(r"[\w:-]+", found["known"])})
-
-
-def _did_you_mean(got: str, known: Mapping[str, str]) -> str:
-    """The known spelling whose key is nearest, as the end of an error; empty if none is near."""
-    near = difflib.get_close_matches(got, known, n=1)
-    return f"; did you mean {known[near[0]]}?" if near else ""
+    names = re.findall(r"[\w:-]+", found["known"])
+    return "\n".join((text + did_you_mean(found["got"], {name: name for name in names}), *shown))
 
 
 def _suggestion(rest: Sequence[str], known: Sequence[str]) -> str:
@@ -100,7 +96,7 @@ def _suggestion(rest: Sequence[str], known: Sequence[str]) -> str:
     given = [word.partition("=")[0].lstrip("-") for word in rest if word.startswith("-")]
     if not given:
         return "; operations go to --ops" if "--ops" in known else ""
-    return _did_you_mean(given[0], {option.lstrip("-"): option for option in known})  # dashes make short words alike
+    return did_you_mean(given[0], {option.lstrip("-"): option for option in known})  # dashes make short words alike
 
 
 class _PrintCompletion(argparse.Action):

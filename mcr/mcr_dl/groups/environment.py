@@ -31,4 +31,5 @@ def require(*, table: bool = True, passes: bool = True) -> None:
     text = os.environ.get(rules.VARIABLE, "")
     for rule in rules.parse(text, None):
         if unknown := registry.unknown_in(rule.candidate):
-            raise rules.wrong(text, rule.place, f"one of {', '.join(registry.known_names())}", unknown)
+            known = registry.known_names()
+            raise rules.wrong(text, rule.place, f"one of {', '.join(known)}", unknown, known)

@@ -315,7 +315,7 @@ def check_rules(knowledge: Knowledge, group: _C.Group) -> None:
     for rule in knowledge.rules:
         if not group._has(rule.candidate):
             expected = f"a candidate ({', '.join(group.candidates)})"
-            raise rules.wrong(knowledge.rules_text, rule.place, expected, rule.candidate)
+            raise rules.wrong(knowledge.rules_text, rule.place, expected, rule.candidate, group.candidates)
 
 
 def tune(group: _C.Group, knowledge: Knowledge, *, derived: bool = False) -> None:

@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """User overrides of the choices, ``MCR_DL_TUNE``: ``all_reduce:0-64k:mpi#all_to_all:*:gloo``.
 
-Rules are joined by ``#``; each is an operation, a range of message sizes and a candidate. An operation is a public name
-or ``*``; one that has a vectored form means both forms, and a receive follows its send's rule. A range is ``*`` or
-``from-to``, in bytes with k, m or g (1024), excluding ``to``, which may be ``inf``. If several rules match a call, the
-last one applies. (The grammar is UCC's, without the parts that have no meaning here.)
+Rules are joined by ``#``, with blanks around them or not; each is an operation, a range of message sizes and a
+candidate. An operation is a public name or ``*``; one that has a vectored form means both forms, and a receive follows
+its send's rule. A range is ``*`` or ``from-to``, in bytes with k, m or g (1024), excluding ``to``, which may be
+``inf``. If several rules match a call, the last one applies. (The grammar is UCC's, without the parts that have no
+meaning here.)
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mcr_dl import _C
 from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.base.suggestions import did_you_mean
 
 VARIABLE = "MCR_DL_TUNE"
 NO_END = -1
@@ -37,9 +40,10 @@ def _pointed(whole: str, place: int, what: str) -> InvalidArgumentError:
     return InvalidArgumentError(f"{VARIABLE}: character {place + 1}: {what}\n  {whole}\n  {' ' * place}^")
 
 
-def wrong(whole: str, place: int, expected: str, got: str) -> InvalidArgumentError:
-    """An error that points at a character of the rules."""
-    return _pointed(whole, place, f"expected {expected}, got {got!r}")
+def wrong(whole: str, place: int, expected: str, got: str, known: Iterable[str] = ()) -> InvalidArgumentError:
+    """An error that points at a character of the rules, and names the nearest of the ``known`` names."""
+    near = did_you_mean(got, {name: name for name in known})
+    return _pointed(whole, place, f"expected {expected}, got {got!r}{near}")
 
 
 def operation_of(word: str) -> str | None:
@@ -56,7 +60,7 @@ def _operations(whole: str, place: int, word: str) -> list[str]:
         return known
     name = operation_of(word)
     if name is None:
-        raise wrong(whole, place, f"an operation ({', '.join(known)}) or *", word)
+        raise wrong(whole, place, f"an operation ({', '.join(known)}) or *", word, known)
     return [each for each in known if each in (name, f"{name}v")]
 
 
@@ -89,7 +93,7 @@ def _candidate(whole: str, place: int, word: str, backends: list[str] | None) ->
     except InvalidArgumentError as error:
         raise _pointed(whole, place, str(error)) from None
     if backends is not None and found.backend not in backends:
-        raise wrong(whole, place, f"one of the backends in use ({', '.join(backends)})", word)
+        raise wrong(whole, place, f"one of the backends in use ({', '.join(backends)})", word, backends)
     if found.codec:
         raise wrong(whole, place, "a candidate without a codec", word)
     return found.name
@@ -102,14 +106,15 @@ def parse(whole: str, backends: list[str] | None) -> list[Rule]:
     """
     rules: list[Rule] = []
     place = 0
-    for text in whole.split("#") if whole.strip() else []:
+    for part in whole.split("#") if whole.strip() else []:
+        text, begin = part.strip(), place + len(part) - len(part.lstrip())
         words = text.split(":", 2)
         if len(words) < 3 or not all(words):
-            raise wrong(whole, place, "operation:range:candidate", text)
-        starts = [place, place + len(words[0]) + 1, place + len(words[0]) + len(words[1]) + 2]
+            raise wrong(whole, begin, "operation:range:candidate", text)
+        starts = [begin, begin + len(words[0]) + 1, begin + len(words[0]) + len(words[1]) + 2]
         operations = _operations(whole, starts[0], words[0])
         start, end = _range(whole, starts[1], words[1])
         candidate = _candidate(whole, starts[2], words[2], backends)
         rules += [Rule(operation, start, end, candidate, text, starts[2]) for operation in operations]
-        place += len(text) + 1
+        place += len(part) + 1
     return rules
