@@ -379,6 +379,7 @@ def test_command_with_unsupported_operation() -> None:
         ("-n 0", "from 1 on"),
         ("--json /nowhere/out.json", "can be written"),
         ("--mix all_reduce:4", "'@'"),
+        ("--mix all_reduce:4@glooo", "got the unknown name 'glooo', at character 14; did you mean gloo?\n"),
         ("--mix barrier:4@mpi --ops send", "--ops: not allowed with --mix"),
         ("--mix all_reduce:4@mpi -b 8", "-b/--min-bytes: not allowed with --mix"),
         ("--mix all_reduce:4@mpi --max-bytes 1M", "-e/--max-bytes: not allowed with --mix"),

@@ -13,6 +13,7 @@ from mcr_dl import _C
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.base.operations import operations
 from mcr_dl.commands.sizes import parse_size, size_text
+from mcr_dl.libraries import registry
 from mcr_dl.measure.cases import Case, Prepared, prepare
 from mcr_dl.measure.ended_trials import end_trials
 from mcr_dl.measure.timing import Sampling, Statistics, TorchControl
@@ -72,7 +73,7 @@ def _parse_part(text: str, begin: int, end: int) -> Part:
         place = match.end() if match["name"] else match.start("name")
         raise _complain(text, place, "expected the name of a backend" if not match["name"] else "expected '+'")
     try:
-        candidate = _C.Candidate(match["name"]).name
+        candidate = registry.require_candidate(match["name"], codec=False).name
     except InvalidArgumentError as error:
         raise _complain(text, match.start("name"), str(error)) from None
     return Part(match["op"], nbytes, candidate)
