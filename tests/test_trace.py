@@ -271,6 +271,7 @@ def test_param_of_hand_made_records() -> None:
         record_of("send", 6, 6.5, group=tail, root=0, number=8),
         record_of("gather", 7, 8, vectored=True, seq=3),
         record_of("all_reduce", 8, 9, dtype="complex64", seq=4),
+        work_of("reduce", 9, 9.2, 9.5, None, root=0, number=11, seq=5),
     ]
     export = param([trace_of(records, rank=0)])
     (entries,) = export.ranks
@@ -279,7 +280,7 @@ def test_param_of_hand_made_records() -> None:
     order = [(entry["comms"], entry["req"]) for entry in entries[2:]]
     assert order == [
         ("all_reduce", 5), ("all_to_allv", 6), ("wait", 6), ("broadcast", 7), ("wait", 7), ("send", 8), ("wait", 8),
-        ("wait", 5),
+        ("wait", 5), ("reduce", 11), ("wait", 11),
     ]  # fmt: skip
     by_name = {entry["comms"]: entry for entry in entries}
     assert (by_name["all_reduce"]["in_msg_size"], by_name["all_reduce"]["out_msg_size"]) == (1000, 1000)

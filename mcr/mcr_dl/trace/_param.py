@@ -165,8 +165,9 @@ def _timed(
             continue
         group = ids[record.group]
         yield record.issue, _call(record, group, record.issue + offset)
-        # A replay may start every call without waiting: a blocking call becomes one that is waited for at once.
-        waited = record.wait_begin if record.asynchronous else record.end
+        # A replay may start every call without waiting: a blocking call becomes one that is waited for at once, and one
+        # that was complete before the program waited for it, or that it never waited for, has its wait at its end.
+        waited = record.wait_begin if record.asynchronous and record.wait_begin is not None else record.end
         if waited is not None:
             yield waited, _wait(record, group, waited + offset)
 
