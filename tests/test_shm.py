@@ -69,6 +69,11 @@ def test_sizes_that_differ(pools: Pools) -> None:
     pools.get("processes", 2).run(shm.sizes_that_differ, limit=60)
 
 
+def test_errors_of_two_groups(pools: Pools) -> None:
+    """The diagnosis of an error is not that of an older one of another group."""
+    pools.get("processes", 2).run(shm.errors_of_two_groups, limit=60)
+
+
 def test_different_roots(nursery: Nursery) -> None:
     """Each rank takes itself for the root, and reads nothing: the next call's error names the difference."""
     ranks = jobs.start(nursery, "troubles", ["roots", "shm"], 3)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of one process that time out at the same time share their diagnoses."""
+"""Calls of one process that wait at the same time share their diagnoses."""
 
 from __future__ import annotations
 
@@ -14,12 +14,17 @@ from mcr_dl.watch import _watch
 from mcr_dl.watch._watch import Watch
 
 
+def _position(label: str, collectives: int) -> dict[str, Any]:
+    return {"label": label, "group": "g", "ranks": [0, 1], "collectives": collectives, "messages": 0}
+
+
 def test_calls_that_time_out_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """A later call of the group shares the diagnosis of an earlier one, unless all ranks have arrived at that."""
     made = Watch(torch_dist.HashStore(), 0, 2, list, detail=False, former=None)
-    texts = iter(["Not arrived: rank 1.", "All ranks have arrived: late.", "Not arrived: rank 1, again."])
+    found = ["Not arrived: rank 1.", "All ranks have arrived: late.", "Not arrived: rank 1, again.", "Not rank 0."]
+    texts = iter(found)
     monkeypatch.setattr(made, "_inquire", lambda *_: next(texts))
-    monkeypatch.setattr(_watch, "_position", lambda _: {"group": "g", "ranks": [0, 1]})
+    monkeypatch.setattr(_watch, "_C", SimpleNamespace(positions=lambda **_: [_position("label", 7)]))
 
     def told(seq: int, message: bool = False) -> str:
         return made._explanation("text", "label", seq, message, "timeout", 1.0)
@@ -27,6 +32,26 @@ def test_calls_that_time_out_together(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told(5) == told(6) == told(7) == "Not arrived: rank 1."
     assert told(4).startswith("All ranks have arrived")
     assert told(5) == "Not arrived: rank 1, again."
+    assert told(8) == "Not rank 0."  # it began after the others had failed
+
+
+@pytest.mark.parametrize(
+    ("begun", "spacing", "expected"),
+    [(3, 1000.0, ". Found for a call of first: Not rank 1."), (2, 0.1, ". Not rank 0."), (2, 1000.0, "")],
+    ids=["under way", "began later", "no time for an inquiry"],
+)
+def test_an_error_soon_after_another(
+    monkeypatch: pytest.MonkeyPatch, begun: int, spacing: float, expected: str
+) -> None:
+    """An error takes the diagnosis of another group's call only if its own call was under way then."""
+    monkeypatch.setattr(_watch, "_SPACING", spacing)
+    made = Watch(torch_dist.HashStore(), 0, 2, list, detail=False, former=None)
+    texts = iter(["Not rank 1.", "Not rank 0."])
+    monkeypatch.setattr(made, "_inquire", lambda *_: next(texts))
+    positions = [_position("first", 1), _position("second", begun)]
+    monkeypatch.setattr(_watch, "_C", SimpleNamespace(positions=lambda **_: positions, lost=lambda _: None))
+    made._explanation("text", "first", 1, False, "timeout", 1.0)
+    assert made.explain("text", "second", 3, False, True) == f"text{expected}"
 
 
 def test_operations_of_many_groups_that_time_out_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +64,8 @@ def test_operations_of_many_groups_that_time_out_together(monkeypatch: pytest.Mo
 
     def explain(_: str, label: str, seq: int, *__: Any) -> str:
         asked.append(label)
-        made._known = _watch._Known(label, False, seq, "Not arrived: rank 1.", time.monotonic())
+        begun = {each: _position(each, len(works)) for each in "abc"}
+        made._known = _watch._Known(label, False, seq, "Not arrived: rank 1.", time.monotonic(), begun)
         return made._known.told
 
     monkeypatch.setattr(made, "_explanation", explain)

@@ -154,6 +154,17 @@ def sizes_that_differ() -> None:
     mcr_dl.set_passes([])
 
 
+def errors_of_two_groups() -> None:
+    """Sizes differ in one group and at once, with the error caught, in another: each error has its own difference."""
+    session.start("shm")
+    rank = mcr_dl.get_rank()
+    groups = {name: mcr_dl.new_group(backend="shm", group_desc=name) for name in ("first", "second")}
+    for name, group in groups.items():
+        call = partial(mcr_dl.all_reduce, torch.ones(3 + rank), group=group)
+        expect(mcr_dl.BackendError, call, f"different calls: collective 1 of group '{name}-")
+    session.stop()  # the groups are broken
+
+
 def other_threads_run() -> None:
     """Small calls wait for a rank that waits for another thread of this process: they release Python's lock."""
     session.start("shm")

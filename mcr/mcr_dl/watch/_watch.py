@@ -34,6 +34,7 @@ _LOOK, _LOOKS = 0.1, 4  # for a thread to leave its call after the communicator 
 _SAYING = 6.0  # for the last words of a process that ends itself
 _PROMPT = 1.0  # within which a call must react to Ctrl-C by itself
 _SPACING = 1.0  # between alarms on errors that the program may catch
+_LEAST_INQUIRY = 0.5  # of _ERROR_INQUIRY, after the rest of the spacing
 EXIT_TIMEOUT = 70  # exit codes of processes ended in a call that cannot be interrupted (sysexits.h: EX_SOFTWARE)
 EXIT_INTERRUPTED = 130
 
@@ -56,6 +57,13 @@ class _Known(NamedTuple):
     seq: int
     told: str
     time: float
+    begun: dict[str, dict[str, Any]]  # the positions of this process's groups then, by their labels
+
+    def holds_for(self, label: str, seq: int, message: bool) -> bool:
+        """Whether it is recent, and a call was under way then: one that began later may fail for another reason."""
+        position = self.begun.get(label, {"messages": 0, "collectives": 0})
+        under_way = seq <= int(position["messages" if message else "collectives"])
+        return under_way and time.monotonic() - self.time < SAME
 
 
 class Watch:
@@ -81,7 +89,7 @@ class Watch:
         self.detail = Detail(self._exchange, self.broken) if detail else None
         self._ending = threading.Event()
         self._inquiring = threading.Lock()
-        self._known = _Known("", False, 0, "", -SAME)
+        self._known = _Known("", False, 0, "", -SAME, {})
         self._last_alarm = -_SPACING
         self._failed: str | None = None  # the last call that has failed
         self._tolerated: set[tuple[str, str]] = set()  # groups, by their labels, whose making may stay in a library
@@ -203,7 +211,8 @@ class Watch:
         begin = time.monotonic()
         for work, known in sorted(_C.overdue(_GRACE), key=lambda each: each[1]["seq"]):
             shared = time.monotonic() - begin > _ROUND and self._known.label != known["label"]
-            _C.expire(work, self._timed_out(known["what"], known, self._of_another_call(0.0) if shared else ""))
+            told = self._of_another_call(known["label"], known["seq"], known["message"], 0.0) if shared else ""
+            _C.expire(work, self._timed_out(known["what"], known, told))
 
     def _end_process(self, text: str, code: int) -> None:
         """End the process: nothing else ends a thread inside a library, and not even a signal handler gets to run."""
@@ -225,22 +234,35 @@ class Watch:
 
     def explain(self, text: str, label: str, seq: int, message: bool, timeout: bool) -> str:
         """Complete the error text of a call that other ranks take part in."""
-        patience, known = _ERROR_INQUIRY + 2 * self._exchange.more, self._recent(label, message, seq, seq)
-        spaced = time.monotonic() - self._last_alarm >= _SPACING
+        known = self._recent(label, message, seq, seq)
+        spaced = time.monotonic() >= self._last_alarm + _SPACING
         lost = None if timeout else self._lost(label, news=spaced and known is None)
         if lost is not None:
             return complete(text, label, sentence(lost), timeout=False)
-        told = known
-        if told is None and spaced:
-            told = with_loss(self._explanation(text, label, seq, message, "error", patience), label)
-        return complete(text, label, self._of_another_call(patience) if told is None else told, timeout=timeout)
+        told = self._found(text, label, seq, message) if known is None else known
+        return complete(text, label, told, timeout=timeout)
 
-    def _of_another_call(self, patience: float) -> str:
+    def _found(self, text: str, label: str, seq: int, message: bool) -> str:
+        """The diagnosis of another call that waited at the same time, or a new one, once another alarm may follow.
+
+        Empty if that leaves no time for an inquiry.
+        """
+        deadline = time.monotonic() + _ERROR_INQUIRY + 2 * self._exchange.more
+        while (next_alarm := self._last_alarm + _SPACING) > time.monotonic():
+            told = self._of_another_call(label, seq, message, deadline - time.monotonic())
+            late = max(next_alarm, time.monotonic()) > deadline - _LEAST_INQUIRY
+            if told or late or _position(label) is None:
+                return told
+            if self._ending.wait(max(next_alarm - time.monotonic(), 0.0)):
+                return ""
+        return with_loss(self._explanation(text, label, seq, message, "error", deadline - time.monotonic()), label)
+
+    def _of_another_call(self, label: str, seq: int, message: bool, patience: float) -> str:
         """The diagnosis that another thread has just made, or makes now: both calls probably wait for the same rank."""
         if self._inquiring.acquire(timeout=patience):
             self._inquiring.release()
         known = self._known
-        useful = known.told and ARRIVED not in known.told and time.monotonic() - known.time < SAME
+        useful = known.told and ARRIVED not in known.told and known.holds_for(label, seq, message)
         return f"Found for a call of {known.label}: {known.told}" if useful else ""
 
     def _lost(self, label: str, *, news: bool) -> str | None:
@@ -271,7 +293,8 @@ class Watch:
             self._last_alarm = time.monotonic()
             alarm = Alarm(self.rank, kind, position["group"], text, seq, message)
             told = self._inquire(alarm, position["ranks"], deadline - self._last_alarm)
-            self._known = _Known(label, message, seq, told, time.monotonic())
+            begun = {each["label"]: each for each in _C.positions(most=0)}
+            self._known = _Known(label, message, seq, told, time.monotonic(), begun)
         finally:
             if acquired:
                 self._inquiring.release()
@@ -282,7 +305,7 @@ class Watch:
         known = self._known
         if (known.label, known.message) != (label, message) or not first <= known.seq <= last:
             return None
-        return known.told if time.monotonic() - known.time < SAME else None
+        return known.told if known.holds_for(label, last, message) else None
 
     def _inquire(self, alarm: Alarm, ranks: list[int], patience: float) -> str:
         try:
