@@ -80,6 +80,8 @@ def not_a_member() -> None:
             warnings.simplefilter("always")
             assert call() is None
         assert ("does not belong to the given group" in str(caught[0].message), caught[0].filename) == (True, __file__)
+    for refused in (mcr_dl.get_backend, mcr_dl.get_process_group_ranks, mcr_dl.topology, mcr_dl.shrink):
+        expect(InvalidTypeError, partial(refused, group), "this rank is not a member")
     assert tensor.tolist() == [1.0] * 3
 
 

@@ -35,6 +35,8 @@ def core_group(group: object) -> _C.Group:
 
 def described(group: object) -> str:
     """Describe a wrong group for an error text (also called by the C++ core)."""
+    if not_a_member(group):
+        return "the placeholder that new_group returns on ranks outside the group: this rank is not a member"
     if not isinstance(group, torch_dist.ProcessGroup):
         return type(group).__name__
     kinds = {device.type: group._get_backend(device).name() for device in group._device_types}
