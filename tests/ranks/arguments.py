@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import warnings
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
+import torch.distributed as torch_dist
 
 import mcr_dl
-from mcr_dl import _C, CollectiveTimeoutError, InvalidArgumentError
+from mcr_dl import _C, CollectiveTimeoutError, InvalidArgumentError, InvalidTypeError
 from mcr_dl.runtime import rounds, state
 from mcr_dl.testing.expect import expect
 from ranks import errors, session
@@ -112,6 +114,18 @@ def options() -> None:
     chosen = mcr_dl.Options(backends=["gloo"])
     made = mcr_dl.shrink(pg_options=chosen)
     assert mcr_dl.get_backends(made) == mcr_dl.get_backends(mcr_dl.new_group(pg_options=chosen)) == ["gloo"]
+    torchs = torch_dist.ProcessGroupGloo._Options()
+    assert mcr_dl.get_backends(mcr_dl.new_group(pg_options=torchs)) == list(session.BACKENDS)
+    for wrong in (["gloo"], "gloo", {"backends": ["gloo"]}, 1, ()):
+        for make in (
+            mcr_dl.new_group,
+            mcr_dl.shrink,
+            partial(mcr_dl.new_group, backend="gloo"),
+            partial(mcr_dl.split_group, None, [[0, 1]]),
+            partial(torch_dist.new_group, backend="mcr"),
+        ):
+            call = partial(make, pg_options=wrong)
+            expect(InvalidTypeError, call, "pg_options: expected mcr_dl.Options(", f"got {type(wrong).__name__}")
     other = mcr_dl.shrink(backend=["shm", "gloo"], pg_options=chosen)
     assert mcr_dl.get_backends(other) == ["shm", "gloo"]
     for group in (made, other):

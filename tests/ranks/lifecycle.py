@@ -88,6 +88,9 @@ def wrong_init() -> None:
     expect(InvalidArgumentError, lambda: mcr_dl.init(mine), "backend", "same on all ranks", "mpi", "gloo")
     options = mcr_dl.Options(backends=["gloo"])
     expect(InvalidArgumentError, lambda: mcr_dl.init("mpi", pg_options=options), "expected gloo", "got 'mpi'")
+    no_options = ["gloo"] if mine == "mpi" else None  # on rank 0 alone
+    error = InvalidArgumentError if no_options is None else InvalidTypeError
+    expect(error, lambda: mcr_dl.init(pg_options=no_options), "pg_options: expected mcr_dl.Options(", "got list")
     assert not mcr_dl.is_initialized()
     for name in (None, "mcr", [" MCR "], "gloo"):
         with mock.patch.dict("os.environ", MCR_DL_BACKENDS="mpi"):

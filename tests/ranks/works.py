@@ -7,7 +7,6 @@ import gc
 import threading
 import time
 from datetime import timedelta
-from types import SimpleNamespace
 from unittest.mock import patch
 
 import torch
@@ -240,12 +239,18 @@ def thread_names() -> list[str]:
     return sorted(thread.name for thread in threading.enumerate())
 
 
+class _HighPriority(mcr_dl.Options):
+    """In place of NCCL's options, which some builds of torch lack."""
+
+    is_high_priority_stream = True
+
+
 def priorities() -> None:
     """torch's option for streams of high priority is that of one life of the runtime."""
     session.stop()
     chosen: list[bool] = []
     with patch.object(_C, "prefer_high_priority", chosen.append):
-        for options in (SimpleNamespace(is_high_priority_stream=True), None):
+        for options in (_HighPriority(), None):
             mcr_dl.init_process_group("null", pg_options=options)
             mcr_dl.destroy_process_group()
     assert chosen == [True, False]

@@ -62,6 +62,7 @@ def init_process_group(
 
     Raises:
         InvalidArgumentError: an argument or variable is wrong or differs between ranks, or the runtime already runs.
+        InvalidTypeError: an argument of this rank is of a wrong type; the others raise InvalidArgumentError.
         BackendUnavailableError: some rank cannot use a named backend, or no backend can be used; raised on all ranks.
 
     Source: torch.distributed.init_process_group.

@@ -9,15 +9,32 @@ from typing import Any
 
 from mcr_dl import _C
 from mcr_dl.base import agreement
-from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError
 from mcr_dl.libraries import registry
 from mcr_dl.runtime import state
+
+_TORCHS = _C.Options.__bases__  # the class of all options of c10d's backends
+
+
+def in_options(pg_options: Any) -> list[str]:
+    """The backends that mcr_dl's options name; none for None and for the options of torch's own backends.
+
+    Raises InvalidTypeError for an object of another class.
+    """
+    if isinstance(pg_options, _C.Options):
+        return list(pg_options.backends)
+    if pg_options is not None and not isinstance(pg_options, _TORCHS):
+        expected = "mcr_dl.Options(backends=[...]), options of one of torch's backends or None"
+        message = f"pg_options: expected {expected}, got {type(pg_options).__name__}"
+        raise InvalidTypeError(message)
+    return []
 
 
 def named(backend: str | Iterable[str] | None, pg_options: Any) -> list[str]:
     """The backends that a call names, by itself or in mcr_dl's options; empty if it names none."""
-    if backend is None and isinstance(pg_options, _C.Options):
-        backend = pg_options.backends or None
+    options = in_options(pg_options)
+    if backend is None:
+        backend = options or None
     return [] if backend is None else registry.parse_for_group(backend)
 
 

@@ -28,7 +28,7 @@ from mcr_dl.base.errors import (
     text_of,
 )
 from mcr_dl.base.warning import warn
-from mcr_dl.groups import factory, first_start, process_end, report, tried
+from mcr_dl.groups import factory, first_start, forms, process_end, report, tried
 from mcr_dl.libraries import registry
 from mcr_dl.passes import chain
 from mcr_dl.runtime import (
@@ -158,8 +158,10 @@ def _asked(
 
 def _named(backend: str | Iterable[str] | None, pg_options: Any) -> list[str]:
     """The backends that the argument names, or mcr_dl's options where it leaves the choice to them."""
-    options = list(pg_options.backends) if isinstance(pg_options, _C.Options) else []
+    options = forms.in_options(pg_options)
     wanted = registry.parse_for_job(options) if options else []
+    if options and backend is None:
+        return wanted
     named = registry.parse_for_job(backend, wanted)
     if wanted and named != wanted:
         message = (

@@ -87,15 +87,15 @@ def new_group(
         mpi_comm: a communicator of mpi4py: its members call, the group takes its ranks and order, and mpi's operations
             run on a duplicate of it.
         pg_options: ``mcr_dl.Options``, whose backends apply where ``backend`` is not given, and whose ``uniform``
-            describes torch.distributed's calls on the group; other options are accepted as in torch.
+            describes torch.distributed's calls on the group; options of torch's own backends have no effect.
         device_id: accepted as in torch; all groups use the default group's device and streams.
 
     Returns: the group, or torch.distributed.GroupMember.NON_GROUP_MEMBER on ranks that are not members.
 
-    Raises InvalidArgumentError for wrong ranks or backends, InvalidTypeError for ranks that are no whole numbers,
-    BackendUnavailableError if a backend cannot be used, NotInitializedError for an MPI library that was not named at
-    init_process_group, as it starts on all ranks together, UnsupportedError for an order of ranks that torch cannot
-    make.
+    Raises InvalidArgumentError for wrong ranks or backends, InvalidTypeError for ranks that are no whole numbers
+    and options of another class, BackendUnavailableError if a backend cannot be used, NotInitializedError for an MPI
+    library that was not named at init_process_group, as it starts on all ranks together, UnsupportedError for an order
+    of ranks that torch cannot make.
     Source: torch.distributed.new_group.
     """
     del device_id

@@ -296,14 +296,8 @@ def create(options: Any, backend_options: Any) -> Any:
     """Make the backend of a process group that torch is making (torch.distributed.Backend.register_backend)."""
     _notice_joins()
     _end_left_blocks()
-    wanted = _named(backend_options)
-    group = _making.group if _making.group is not None else _group_for(options, wanted, backend_options)
-    return _C.TorchBackend(group, wanted)
-
-
-def _named(options: Any) -> list[str]:
-    """The backends that mcr_dl's options name."""
-    return list(options.backends) if isinstance(options, _C.Options) else []
+    group = _making.group if _making.group is not None else _group_for(options, backend_options)
+    return _C.TorchBackend(group, forms.in_options(backend_options))
 
 
 def _is_left(ranks: list[int]) -> bool:
@@ -312,7 +306,7 @@ def _is_left(ranks: list[int]) -> bool:
     return not ranks or not isinstance(_C.handle_of(state.current().world), torch_dist.ProcessGroup)
 
 
-def _group_for(options: Any, wanted: list[str], pg_options: Any) -> _C.Group:
+def _group_for(options: Any, pg_options: Any) -> _C.Group:
     ranks = list(options.global_ranks_in_group)  # empty: torch's default group
     watch.refuse_fork()
     # torch makes one backend for each type of device, and one store for all of these; groups may share their names.
@@ -327,7 +321,7 @@ def _group_for(options: Any, wanted: list[str], pg_options: Any) -> _C.Group:
             )
             raise NotInitializedError(message)
         lifecycle.start(
-            wanted or OURS,
+            None,
             timeout=options.timeout,
             store=options.store,
             rank=options.group_rank,
@@ -431,7 +425,7 @@ def split(parent: _C.Group, ranks: Sequence[int], timeout: timedelta, options: A
     text = "_".join(map(str, members))
     part = text if len(text) <= _LONGEST else hashlib.sha256(text.encode()).hexdigest()[:16]
     turn = state.current().count(f"torch split {part}", parent.name())
-    names = [] if _named(options) == inherited else forms.named(None, options)
+    names = [] if forms.in_options(options) == inherited else forms.named(None, options)
     if not names or names == list(parent.backends):
         names = lines.that_fit(parent.backends, members)
     group = factory.make_group(f"{parent.name()}/torch-{part}-{turn}", members, names, timeout)
