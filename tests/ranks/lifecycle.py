@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as torch_dist
 
 import mcr_dl
 from mcr_dl import (
@@ -83,6 +84,8 @@ def wrong_init() -> None:
     expect(InvalidArgumentError, lambda: mcr_dl.init([3]), "backend", "expected")  # type: ignore[list-item]
     expect(InvalidArgumentError, lambda: mcr_dl.init("mpi", rank=2, world_size=2), "rank", "expected", "got 2")
     expect(InvalidArgumentError, lambda: mcr_dl.init("mpi", rank=2), "rank", "expected")
+    both: dict[str, Any] = {"init_method": "env://", "store": torch_dist.HashStore()}
+    expect(InvalidArgumentError, lambda: mcr_dl.init("mpi", **both), "init_method and store: expected one of the two")
     assert not mcr_dl.is_initialized()
     mine = "mpi" if mcr_dl.base.launcher.detect().rank == 0 else "gloo"
     expect(InvalidArgumentError, lambda: mcr_dl.init(mine), "backend", "same on all ranks", "mpi", "gloo")

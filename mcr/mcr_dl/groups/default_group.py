@@ -47,7 +47,7 @@ def init_process_group(
         timeout: how long an operation may take, a timedelta or seconds; torch's 30 minutes by default.
         world_size: the number of ranks, for programs without a launcher, or to replace the launcher's.
         rank: this process's rank, for programs without a launcher, or to replace the launcher's.
-        store: a torch store that all ranks can reach; give rank and world_size with it.
+        store: a torch store that all ranks can reach, in place of ``init_method``; give rank and world_size with it.
         group_name: accepted as in torch, where it has no effect either.
         device_id: this process's CUDA device; by default the current one.
         _ranks: accepted as in torch, where it only names the group.

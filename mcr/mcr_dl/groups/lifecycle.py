@@ -70,6 +70,9 @@ def launch_at(
 ) -> tuple[launcher.Launch, torch_dist.Store | None]:
     """The launch that the arguments describe, and the store, if they give one: the URL may be that of both."""
     rank, world_size = whole("rank", rank), whole("world_size", world_size)
+    if init_method is not None and store is not None:
+        message = f"init_method and store: expected one of the two, got {init_method!r} and a store"
+        raise InvalidArgumentError(message)
     if store is None and rendezvous.names_ranks(init_method):
         return rendezvous.meet_at(init_method, rank, world_size, limit)
     return launch_of(rank, world_size), store
