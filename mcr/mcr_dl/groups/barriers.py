@@ -12,7 +12,7 @@ import torch.distributed as torch_dist
 from mcr_dl import _C
 from mcr_dl.base.errors import CollectiveTimeoutError, McrError
 from mcr_dl.runtime import handles, state
-from mcr_dl.runtime.rounds import absent_of, absent_text, join
+from mcr_dl.runtime.rounds import absent_of, absent_text, join, with_places
 from mcr_dl.runtime.watched_store import require_all_ranks
 
 _LONGEST = 0.05  # seconds between two looks at the store
@@ -21,7 +21,7 @@ _LONGEST = 0.05  # seconds between two looks at the store
 def monitored_barrier(
     group: handles.Group = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """A barrier that names missing ranks: the first one, or all of them with ``wait_all_ranks``.
+    """A barrier that says which ranks are missing and where these are: the first, or all with ``wait_all_ranks``.
 
     It runs over the store, so it works on every backend, even while a collective hangs. Raises CollectiveTimeoutError
     on all ranks that have arrived, after the timeout (a timedelta, or seconds) of the first of them, or PeerLostError
@@ -41,9 +41,10 @@ def monitored_barrier(
         raise
 
     def give_up(values: list[Any]) -> dict[str, Any]:
-        return {"absent": absent_of(members.ranks, values), "seconds": seconds}
+        absent = absent_of(members.ranks, values)[: None if wait_all_ranks else 1]
+        return {"late": with_places(absent_text(absent, seconds), absent)}
 
-    what = f"monitored_barrier (group {members.name()!r})"
+    what = f"monitored_barrier ({members._label})"
     this_round, last = join(store, count, members.rank(), members.size(), value=True)
     answer = this_round.conclude(
         last,
@@ -58,5 +59,4 @@ def monitored_barrier(
     if answer is None:
         raise CollectiveTimeoutError(f"{what} timed out: the last rank to come has not answered")
     if answer:
-        absent = answer["absent"] if wait_all_ranks else answer["absent"][:1]
-        raise CollectiveTimeoutError(f"{what} timed out: {absent_text(absent, answer['seconds'])}")
+        raise CollectiveTimeoutError(f"{what} timed out: {answer['late']}")

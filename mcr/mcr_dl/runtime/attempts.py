@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as torch_dist
 
-from mcr_dl import _C, watch
+from mcr_dl import _C
 from mcr_dl.base import agreement, stores
 from mcr_dl.base.errors import (
     BackendUnavailableError,
@@ -21,11 +21,10 @@ from mcr_dl.base.errors import (
 )
 from mcr_dl.runtime import state
 from mcr_dl.runtime.meetings import value_or_problem
-from mcr_dl.runtime.rounds import NEXT, Decide, Round, absent_of, absent_text, poll
+from mcr_dl.runtime.rounds import NEXT, Decide, Round, absent_of, absent_text, poll, with_places
 from mcr_dl.runtime.watched_store import WatchedStore, require_all_ranks
 from mcr_dl.watch import ranks_text
 
-_NAMED = 8  # missing ranks whose places an error has, at most
 _FAILED = "failed"  # the key of a member's error
 _MAKE = "make"  # the first agreement of an attempt
 
@@ -129,8 +128,7 @@ class Attempt:
         def give_up(values: list[Any]) -> dict[str, str]:
             absent = absent_of(group.ranks, values)
             text = absent_text(absent, seconds)
-            where = watch.locate(text, absent[:_NAMED]) if locate else ""
-            return {"late": f"{text}. Not arrived: {where}" if where else text}
+            return {"late": with_places(text, absent) if locate else text}
 
         answer = this_round.conclude(
             this_round.arrive(value),

@@ -17,10 +17,9 @@ from mcr_dl.base import agreement, stores
 from mcr_dl.base.errors import BackendError, CollectiveTimeoutError, InvalidArgumentError, McrError, PeerLostError
 from mcr_dl.base.stores import own_connection
 from mcr_dl.runtime import state
-from mcr_dl.runtime.rounds import NEXT, PATIENCE, Decide, absent_of, absent_text, join, poll
+from mcr_dl.runtime.rounds import NEXT, PATIENCE, Decide, absent_of, absent_text, join, poll, with_places
 
 _log = logging.getLogger("mcr_dl")
-_NAMED = 8  # missing ranks in an error, at most
 _NOTICE = 1.0  # seconds from the end of the store to the notice of a rank that has ended with it
 
 
@@ -212,9 +211,7 @@ def meet_all(function: str, patience: timedelta) -> torch_dist.Store:
         text = f"{function}: {meetings.problem}"
         if not meetings.absent:
             raise InvalidArgumentError(text)
-        text = f"{function}: timed out: {meetings.problem}"
-        where = watch.locate(text, meetings.absent[:_NAMED])
-        raise CollectiveTimeoutError(f"{text}. Not arrived: {where}" if where else text)
+        raise CollectiveTimeoutError(with_places(f"{function}: timed out: {meetings.problem}", meetings.absent))
     if meetings.part is not None:
         meetings.part.clear()
     meetings.part = Part(f"all/{meetings.last}", current.store)

@@ -10,13 +10,14 @@ from typing import Any
 
 import torch.distributed as torch_dist
 
+from mcr_dl import watch
 from mcr_dl.base import stores
 from mcr_dl.base.errors import InvalidArgumentError
-from mcr_dl.watch import ranks_text
 
 NEXT = 1.0  # seconds for the others to come to the next round
 PATIENCE = 15.0  # seconds for another rank's answer; that rank may ask the missing ones where they are
 _SHORTEST, _LONGEST = 0.0001, 0.01  # seconds between two looks
+_LOCATED = 8  # missing ranks whose places an error has, at most
 _CLOSED = 1 << 40  # added to the counter of arrived ranks: it is too late
 
 Decide = Callable[[list[Any]], Any]
@@ -60,7 +61,13 @@ def absent_of(ranks: Iterable[int], values: list[Any]) -> list[int]:
 
 def absent_text(ranks: Sequence[int], seconds: float) -> str:
     """``rank 1 did not come within 0.5 s``."""
-    return f"{ranks_text(ranks) if ranks else 'some ranks'} did not come within {seconds:g} s"
+    return f"{watch.ranks_text(ranks) if ranks else 'some ranks'} did not come within {seconds:g} s"
+
+
+def with_places(text: str, absent: Sequence[int]) -> str:
+    """The text of a timeout, with the places of ranks that have not come, if these can be found out."""
+    where = watch.locate(text, list(absent[:_LOCATED])) if absent else ""
+    return f"{text}. Not arrived: {where}" if where else text
 
 
 def problem_of(error: InvalidArgumentError) -> dict[str, str]:
