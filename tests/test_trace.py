@@ -17,7 +17,7 @@ import torch.distributed as torch_dist
 from harness import Pools
 from mcr_dl.base import stores
 from mcr_dl.records import statistics
-from mcr_dl.trace import _clock, _files, _stragglers, cli
+from mcr_dl.trace import _clock, _files, _stragglers, cli, saving
 from mcr_dl.trace._chrome import chrome
 from mcr_dl.trace._flight_recorder import flight_recorder
 from mcr_dl.trace._param import param
@@ -408,6 +408,18 @@ def test_views_of_a_log_that_is_off_say_so(pools: Pools, tmp_path: Path, world: 
     quiet = ranks.run(log.on_without_calls, str(tmp_path))
     assert "Communication of this rank" in quiet[0][0]
     assert [warnings for _, warnings in quiet] == [0] * world
+
+
+@pytest.mark.parametrize("name", ["", "all.json"], ids=["folder", "name"])
+def test_a_folder_for_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """It is made at the start, and left empty; one that cannot be made leads to a warning then."""
+    monkeypatch.setenv(saving.VARIABLE, str(tmp_path / "new" / "folder" / name))
+    saving.prepare_folder()
+    assert not list((tmp_path / "new" / "folder").iterdir())
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(saving.VARIABLE, str(tmp_path / "file" / "folder" / name))
+    with pytest.warns(UserWarning, match="MCR_DL_TRACE: expected a folder for traces, got .* cannot be written"):
+        saving.prepare_folder()
 
 
 def test_traces_by_environment(pools: Pools, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import tempfile
 import warnings
 from collections.abc import Mapping
 from functools import cache
@@ -248,6 +249,20 @@ def problem(environment: Mapping[str, str] = os.environ) -> str:
 def path_of(value: str) -> Path:
     """The absolute path that a variable gives, as of its first use: a program may change its folder later."""
     return Path(value).absolute()
+
+
+def prepare_folder(variable: str, place: Path, content: str) -> None:
+    """Make the folder that a variable names, and warn now if it cannot be written: at its use it would be too late.
+
+    ``content``: what is written there.
+    """
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        text = f"{variable}: expected a folder for {content}, got '{place}', which cannot be written: {error}"
+        warnings.warn_explicit(text, UserWarning, "<environment>", 1)
 
 
 def leave_out_passes() -> None:

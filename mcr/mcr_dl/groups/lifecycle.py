@@ -107,6 +107,7 @@ def start(
         variables.warn_of_unknown()
     if launch.local_rank <= 0:
         watch.prepare_folder()
+        saving.prepare_folder()
     if store is None:
         store = rendezvous.meet(launch, init_method, limit)
     _C.prefer_high_priority(bool(getattr(pg_options, "is_high_priority_stream", False)))

@@ -29,6 +29,13 @@ def folder() -> str | None:
     return str(variables.path_of(name)) if name else None
 
 
+def prepare_folder() -> None:
+    """Make the folder, and warn now if it cannot hold traces: at the end of the program they would be lost."""
+    target = folder()
+    if target is not None:
+        variables.prepare_folder(VARIABLE, _files.file_of(target, 0).parent, "traces")
+
+
 def with_log(specifications: list[Any]) -> list[Any]:
     """The passes of a new job: with the log first, if the environment asks for traces."""
     return specifications if folder() is None else chain.with_log(specifications)

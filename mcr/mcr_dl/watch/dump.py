@@ -6,9 +6,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-import tempfile
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,15 +53,8 @@ def folder(environment: Mapping[str, str] = os.environ) -> Path | None:
 def prepare_folder() -> None:
     """Make the folder, and warn now if it cannot hold dumps: after a failure it would be too late."""
     place = folder()
-    if place is None:
-        return
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=place):
-            pass
-    except OSError as error:
-        text = f"{VARIABLE}: expected a folder for dumps, got '{place}', which cannot be written: {error}"
-        warnings.warn_explicit(text, UserWarning, "<environment>", 1)
+    if place is not None:
+        variables.prepare_folder(VARIABLE, place, "dumps")
 
 
 def set_job(identity: str) -> None:
