@@ -179,6 +179,15 @@ def meshes() -> tuple[Any, ...]:
     expect(InvalidArgumentError, lambda: mcr_dl.set_topology(7 if rank == 1 else document(4)), "rank 1", "got int")
     assert {name: _sum(mcr_dl.topology().group(name)) for name in "ab"} == sums
     expect(InvalidTypeError, lambda: mcr_dl.topology(3), "int")
+    made = mcr_dl.topology()
+    mcr_dl.set_topology(document(4))
+    mcr_dl.set_topology(made)
+    assert {name: _sum(mcr_dl.topology().group(name)) for name in "ab"} == sums
+    pair = mcr_dl.new_group([0, 1])
+    if rank < 2:
+        expect(InvalidArgumentError, lambda: mcr_dl.set_topology(made, pair), "rank 0", "a Topology of the group's")
+    wrong: Any = [mcr_dl.Dimension("a", 4)]
+    expect(InvalidTypeError, lambda: mcr_dl.Topology(wrong), "group: expected a process group", "got list")
     session.stop()
     return first, sums
 

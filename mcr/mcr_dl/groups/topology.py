@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
@@ -30,17 +30,19 @@ class Dimension:
 
 
 class Topology:
-    """The arrangement of a group's ranks in dimensions, outermost first.
+    """The arrangement of a group's ranks in dimensions, outermost first: ``topology(group)`` makes it.
 
     Names, sizes and backends are equal on all ranks.
     """
 
-    def __init__(self, group: _C.Group) -> None:
-        """Raises NotInitializedError if the group has ended, also if it is kept after a loss, and not closed."""
-        self._of = group
-        held = state.current().peek(group.name()).topology
+    def __init__(self, group: handles.Group = None) -> None:
+        """As ``topology``. Raises InvalidTypeError for an argument that is not a group of this rank, and
+        NotInitializedError if the group has ended, also if it is kept after a loss, and not closed.
+        """
+        self._of = handles.core_group(group)
+        held = state.current().peek(self._of.name()).topology
         if held is None:
-            raise NotInitializedError(f"group: expected a living group, got the destroyed {group!r}")
+            raise NotInitializedError(f"group: expected a living group, got the destroyed {self._of!r}")
         self._held = held
 
     @property
@@ -112,24 +114,34 @@ def topology(group: handles.Group = None) -> Topology:
     rank per host. It is one dimension ``ranks`` if hosts have different numbers of ranks, or if the group's ranks form
     no grid in the file's topology.
     """
-    return Topology(handles.core_group(group))
+    return Topology(group)
+
+
+def _arrangement(topology: DeviceMesh | Topology) -> tuple[list[dict[str, Any]], list[int]]:
+    """The rows of the dimensions, and the global ranks in the order of their coordinates."""
+    if isinstance(topology, Topology):
+        rows = [{key: value for key, value in asdict(each).items() if value} for each in topology.dimensions]
+        return rows, [topology._of.ranks[rank] for rank in topology._held.grid.ranks]
+    names = topology.mesh_dim_names or tuple(f"dim{index}" for index in range(topology.mesh.ndim))
+    rows = [{"name": name, "size": size} for name, size in zip(names, topology.mesh.shape, strict=True)]
+    return rows, topology.mesh.flatten().tolist()
 
 
 def _document_of(topology: object, group: _C.Group) -> dict[str, Any]:
-    if isinstance(topology, DeviceMesh):
-        names = topology.mesh_dim_names or tuple(f"dim{index}" for index in range(topology.mesh.ndim))
-        rows = [{"name": name, "size": size} for name, size in zip(names, topology.mesh.shape, strict=True)]
-        ranks = [group._group_rank(rank) for rank in topology.mesh.flatten().tolist()]
+    if isinstance(topology, (DeviceMesh, Topology)):
+        kind = type(topology).__name__
+        rows, members = _arrangement(topology)
+        ranks = [group._group_rank(rank) for rank in members]
         if -1 in ranks:
-            raise InvalidArgumentError("topology: expected a mesh of the group's ranks, got one with others")
+            raise InvalidArgumentError(f"topology: expected a {kind} of the group's ranks, got one with others")
         document = {"format": dimensions.FORMAT, "version": 1, "dimensions": rows, "ranks": ranks}
-        return dimensions.check(document, "topology: mesh")
+        return dimensions.check(document, f"topology: {kind}")
     if isinstance(topology, (str, os.PathLike)):
         return dimensions.read(topology)
     if isinstance(topology, Mapping):
         return dimensions.check(dict(topology), "topology")
-    message = f"topology: expected a DeviceMesh, the path of a file or its content, got {type(topology).__name__}"
-    raise InvalidTypeError(message)
+    expected = "a DeviceMesh, a Topology, the path of a file or its content"
+    raise InvalidTypeError(f"topology: expected {expected}, got {type(topology).__name__}")
 
 
 def _groups_of_mesh(mesh: DeviceMesh) -> dict[str, _C.Group]:
@@ -140,9 +152,10 @@ def _groups_of_mesh(mesh: DeviceMesh) -> dict[str, _C.Group]:
 
 
 def set_topology(
-    topology: DeviceMesh | str | os.PathLike[str] | Mapping[str, Any], group: handles.Group = None
+    topology: DeviceMesh | Topology | str | os.PathLike[str] | Mapping[str, Any], group: handles.Group = None
 ) -> None:
-    """Give a group a topology: a DeviceMesh, the path of a file as for ``MCR_DL_TOPOLOGY``, or such a file's content.
+    """Give a group a topology: a DeviceMesh, a Topology of these ranks, a file's path as for ``MCR_DL_TOPOLOGY``, or
+    such a file's content.
 
     All ranks of the group call this with the same topology, after the same collective of the group. The groups of a
     mesh are used if all ranks give one, and mcr_dl made them; otherwise a group is made for each dimension. The groups
