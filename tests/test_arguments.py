@@ -43,6 +43,9 @@ _TYPES: dict[str, tuple[Callable[[], Any], str]] = {
     "size of init": (lambda: mcr_dl.init_process_group("gloo", rank=0, world_size="1"), "world_size: .* got '1'"),
     "URL of init": (lambda: mcr_dl.init_process_group("gloo", init_method=Path("/x")), "init_method: expected a URL"),
     "set of backends": (lambda: parse_backends({"gloo", "shm"}), "backend: expected names in order of preference"),
+    "set of options": (lambda: mcr_dl.Options({"gloo"}), "backends: expected a name or a list of names, got {'gloo'}"),
+    "number in options": (lambda: mcr_dl.Options(["gloo", 3]), "backends: expected names, got 3"),
+    "no options": (lambda: mcr_dl.Options(None), "backends: expected a name or a list of names, got None"),
     "availability": (lambda: mcr_dl.is_backend_available(5), "backend: expected a name, got 5"),
 }
 _TYPES_IN_A_JOB: dict[str, tuple[Callable[[Any], Any], str]] = {
@@ -136,6 +139,13 @@ def test_numbers_of_numpy() -> None:
 
 
 @pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("given", ["gloo,stripe(gloo,mpi)", ["gloo", "stripe(gloo,mpi)"], ("gloo", "stripe(gloo,mpi)")])
+def test_options_from_one_text(given: Any) -> None:
+    """They take backends as other arguments do."""
+    assert mcr_dl.Options(given).backends == ["gloo", "stripe(gloo,mpi)"]
+    assert mcr_dl.Options(backends="gloo").backends == ["gloo"]
+
+
 def test_a_tensor_without_memory() -> None:
     """As inside torch.func.functionalize, where a tensor's values are in another one."""
 

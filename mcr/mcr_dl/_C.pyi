@@ -143,7 +143,7 @@ class PassedCall:
 class Options:
     """A group's backends and the form of its calls: `pg_options=` of functions that make groups and meshes."""
 
-    def __init__(self, backends: list[str] = ..., uniform: bool | None = ...) -> None: ...
+    def __init__(self, backends: str | list[str] = ..., uniform: bool | None = ...) -> None: ...
     @property
     def backends(self) -> list[str]:
         """Names of the group's backends, in order of preference; empty: those of the default group, or of the parent group."""

@@ -235,7 +235,7 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "def after(self, step: Callable[[], None]) -> None:",
     ),
     "Options": (
-        "def __init__(self, backends: list[str] = ..., uniform: bool | None = ...) -> None:",
+        "def __init__(self, backends: str | list[str] = ..., uniform: bool | None = ...) -> None:",
         "@property def backends(self) -> list[str]:",
         "@property def uniform(self) -> bool | None:",
     ),

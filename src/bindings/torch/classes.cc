@@ -11,7 +11,11 @@
 #include <utility>
 #include <vector>
 
+#include "base/candidate.h"
+#include "base/error.h"
+#include "bindings/python/arguments.h"
 #include "bindings/python/gil.h"
+#include "bindings/python/objects.h"
 #include "bindings/torch/backend.h"
 #include "bindings/torch/completions.h"
 #include "bindings/torch/error.h"
@@ -31,6 +35,23 @@ std::string represent(const Options& options) {
   return "<mcr_dl.Options backends=[" + names + "]" + uniform + ">";
 }
 
+// A list of names, or one text as for `backend=`.
+std::vector<std::string> names_of(const py::object& backends) {
+  if (PyUnicode_Check(backends.ptr()) != 0) {
+    const auto pieces = split_outside_parentheses(string(backends.ptr(), "backends", "a text in UTF-8"), ',');
+    return {pieces.begin(), pieces.end()};
+  }
+  const auto entries = PySequence_Check(backends.ptr()) != 0 ? entries_of(backends.ptr()) : Owner();
+  if (entries == nullptr) {
+    throw Error(ErrorCode::InvalidType,
+                "backends: expected a name or a list of names, got " + represented(backends.ptr()));
+  }
+  std::vector<std::string> names;
+  for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(entries.get()); ++index)
+    names.emplace_back(string(PyTuple_GET_ITEM(entries.get(), index), "backends", "names"));
+  return names;
+}
+
 }  // namespace
 
 void add_torch_backend(py::module_& module) {
@@ -38,8 +59,8 @@ void add_torch_backend(py::module_& module) {
   py::class_<Options, c10d::Backend::Options, c10::intrusive_ptr<Options>>(
       module, "Options",
       "A group's backends and the form of its calls: `pg_options=` of functions that make groups and meshes.")
-      .def(py::init([](std::vector<std::string> backends, std::optional<bool> uniform) {
-             return c10::make_intrusive<Options>(std::move(backends), uniform);
+      .def(py::init([](const py::object& backends, std::optional<bool> uniform) {
+             return c10::make_intrusive<Options>(names_of(backends), uniform);
            }),
            py::arg("backends") = std::vector<std::string>(), py::arg("uniform") = py::none())
       .def_readonly(
