@@ -25,7 +25,7 @@ from mcr_dl.examples.syndicate import MODELS
 from mcr_dl.planner import capture
 from mcr_dl.schedule import step
 from mcr_dl.schedule.syndicate.execution import Document
-from mcr_dl.schedule.syndicate.measured import Iteration
+from mcr_dl.schedule.syndicate.iteration import Iteration
 from mcr_dl.testing.plans import Planned
 
 CALLS = 40  # of an iteration

@@ -16,7 +16,7 @@ import mcr_dl
 from mcr_dl.base.documents import write_rows
 from mcr_dl.schedule import step
 from mcr_dl.schedule.syndicate.execution import Document
-from mcr_dl.schedule.syndicate.measured import Iteration
+from mcr_dl.schedule.syndicate.iteration import Iteration
 from mcr_dl.testing.plans import Planned
 
 Way = list[tuple[str, list[str]]]
