@@ -82,7 +82,7 @@ inline Error current_error() {
   } catch (const std::exception& error) {
     return {ErrorCode::Backend, error.what()};
   } catch (...) {
-    return {ErrorCode::Backend, "unknown failure"};
+    return {ErrorCode::Backend, "an exception that is no std::exception"};
   }
 }
 

@@ -12,6 +12,17 @@ namespace mcr {
 
 namespace {
 
+// A module of another package may throw anything.
+std::unique_ptr<Backend> create_by(const Plugin& plugin, const std::string& library) {
+  try {
+    return plugin.create(library);
+  } catch (const Error&) {
+    throw;
+  } catch (...) {
+    throw Error(ErrorCode::Unavailable, std::string("create() threw: ") + current_error().what());
+  }
+}
+
 std::unique_ptr<Backend> create_from(const std::string& path, const std::string& library) {
   void* module = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (module == nullptr) throw Error(ErrorCode::Unavailable, dlerror());
@@ -21,7 +32,7 @@ std::unique_ptr<Backend> create_from(const std::string& path, const std::string&
     throw Error(ErrorCode::Unavailable, path + ": expected plugin version " + std::to_string(kPluginVersion) +
                                             ", got " + std::to_string(plugin->version) + "; rebuild the backend");
   }
-  auto made = plugin->create(library);
+  auto made = create_by(*plugin, library);
   if (made == nullptr) throw Error(ErrorCode::Unavailable, path + ": create() returned no backend");
   return made;
 }
@@ -43,7 +54,7 @@ Registry::Entry& Registry::load(const std::string& name, const std::string& path
     entry.backend = create_from(path, library);
   } catch (const Error& error) {
     entry.reason = error.what();
-    throw Error(error.code(), "backend '" + name + "' is unavailable: " + entry.reason);
+    throw Error(ErrorCode::Unavailable, "backend '" + name + "' is unavailable: " + entry.reason);
   }
   return entry;
 }

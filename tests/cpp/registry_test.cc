@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -15,8 +16,8 @@ namespace {
 
 using namespace mcr;
 
-ranks::Failure load_failure(const std::string& name, const std::string& path) {
-  return ranks::failure([&] { Registry::instance().load(name, path); });
+ranks::Failure load_failure(const std::string& name, const std::string& path, const std::string& library = {}) {
+  return ranks::failure([&] { Registry::instance().load(name, path, library); });
 }
 
 std::string status(const std::string& name) { return Registry::instance().status()[name]; }
@@ -70,6 +71,20 @@ TEST(a_module_of_another_version) {
   CHECK(check::has(got.text, "expected plugin version " + std::to_string(kPluginVersion),
                    "got " + std::to_string(kPluginVersion + 1), "rebuild"));
   CHECK(check::has(status("old"), "unavailable: ", "plugin version"));
+}
+
+TEST(a_module_that_throws) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"Error", "no library"},
+      {"runtime_error", "create() threw: no library"},
+      {"int", "create() threw: an exception that is no std::exception"},
+  };
+  for (const auto& [thrown, text] : cases) {
+    const auto got = load_failure("throwing", THROWING_MODULE, thrown);
+    CHECK(got.code == ErrorCode::Unavailable);
+    CHECK(got.text == "backend 'throwing' is unavailable: " + std::string(text));
+    CHECK(status("throwing") == "unavailable: " + std::string(text));
+  }
 }
 
 TEST(a_reason_is_remembered) {
