@@ -21,7 +21,7 @@ import mcr_dl
 from harness import Pools
 from mcr_dl import _C
 from mcr_dl.base.signature import root_names
-from mcr_dl.libraries import registry
+from mcr_dl.libraries import registry, third_party
 from ranks import api, session, works
 
 SHARED = [name for name in mcr_dl.__all__ if callable(getattr(torch_dist, name, None))]
@@ -93,15 +93,40 @@ def test_nothing_is_missing() -> None:
     assert {row["name"] for row in _C.signatures()} <= ours
 
 
-def test_a_package_whose_entry_point_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def _raises(error: BaseException) -> Callable[[], object]:
+    def load() -> object:
+        raise error
+
+    return load
+
+
+@pytest.mark.parametrize(
+    ("name", "loads", "reason"),
+    [
+        ("broken", [_raises(RuntimeError("no licence"))], "its entry point raises RuntimeError: no licence"),
+        ("broken", [_raises(SystemExit(3))], "its entry point raises SystemExit: 3"),
+        ("broken", [lambda: mcr_dl.available_backends], "expected an absolute path"),
+        (
+            "broken",
+            [lambda: lambda: registry.load("broken")],
+            "its entry point asks for its own backend: expected a path",
+        ),
+        ("broken", [len, len], "expected one package with an entry point of this name, got package 0, package 1:"),
+        ("Upper", [len], "expected an entry point whose name is a lower-case letter, then"),
+        ("a:b", [len], "expected an entry point whose name is a lower-case letter, then"),
+        ("auto", [len], "expected an entry point whose name is a lower-case letter, then"),
+    ],
+)
+def test_a_package_whose_entry_point_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, name: str, loads: list[Callable[[], object]], reason: str
+) -> None:
     """Its backend is unavailable, with the reason; the others are not concerned."""
-
-    def load() -> None:
-        raise RuntimeError("my package is broken")
-
-    monkeypatch.setattr(registry, "_third_party", lambda: {"broken": SimpleNamespace(load=load)})
+    packages = [SimpleNamespace(name=f"package {place}") for place in range(len(loads))]
+    points = [SimpleNamespace(load=load, dist=dist) for load, dist in zip(loads, packages, strict=True)]
+    monkeypatch.setattr(third_party, "entry_points", lambda: {name: points})
     found = mcr_dl.available_backends()
-    assert found["broken"] == "unavailable: its entry point raises RuntimeError: my package is broken"
+    assert found[name].startswith("unavailable: ")
+    assert reason in found[name]
     assert found["gloo"].startswith("ok")
 
 

@@ -18,7 +18,7 @@ import torch.distributed as torch_dist
 import mcr_dl
 from mcr_dl import BackendUnavailableError, InvalidArgumentError
 from mcr_dl.base import agreement, documents, stores
-from mcr_dl.libraries import mpi, nccl, registry
+from mcr_dl.libraries import mpi, nccl, registry, third_party
 from mcr_dl.libraries.pmi import PmiResponder
 from mcr_dl.runtime import rounds
 from mcr_dl.watch._connections import Broken, Connections
@@ -104,7 +104,7 @@ def test_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
         def load(self) -> object:
             return lambda: "theirs.so"
 
-    monkeypatch.setattr(registry, "_third_party", lambda: {"theirs": Point()})
+    monkeypatch.setattr(third_party, "entry_points", lambda: {"theirs": [Point()]})
     with pytest.raises(BackendUnavailableError, match="expected an absolute path"):
         registry.load("theirs")
 

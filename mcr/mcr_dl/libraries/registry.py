@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -12,10 +11,9 @@ from itertools import combinations
 
 from mcr_dl import _C
 from mcr_dl.base.errors import BackendUnavailableError, InvalidArgumentError, InvalidTypeError, McrError, text_of
-from mcr_dl.libraries import c10d, mpi, nccl, null, shm
+from mcr_dl.libraries import c10d, mpi, nccl, null, shm, third_party
 from mcr_dl.libraries.descriptor import MODULES, Library
 
-ENTRY_POINTS = "mcr_dl.backends"
 VARIABLE = "MCR_DL_BACKENDS"
 # The descriptors of the backends that are more than a module, in order of preference.
 DESCRIBED: tuple[Library, ...] = (
@@ -42,24 +40,6 @@ class Condition:
     running: str = ""  # as in Library.running()
 
 
-class _ThirdParty(Library):
-    """A module that another package brings, named by an entry point."""
-
-    def locate(self) -> tuple[str, str]:
-        try:
-            path = str(_third_party()[self.name].load()())
-        except Exception as error:  # another package's code
-            text = f"its entry point raises {type(error).__name__}: {error}"
-            raise BackendUnavailableError(text) from error
-        if not os.path.isabs(path):  # dlopen would look in the current directory or on the loader's path
-            raise BackendUnavailableError(f"its entry point gives {path!r}: expected an absolute path")
-        return path, ""
-
-
-def _third_party() -> dict[str, importlib.metadata.EntryPoint]:
-    return {point.name: point for point in importlib.metadata.entry_points(group=ENTRY_POINTS)}
-
-
 def describe(name: str) -> Library:
     """The descriptor of a backend; of an unknown name that of a plain module."""
     described = next((each for each in DESCRIBED if each.name == name), None)
@@ -67,7 +47,7 @@ def describe(name: str) -> Library:
         return described
     if name in c10d.plugged_in():
         return c10d.TorchLibrary(name)
-    return (_ThirdParty if name in _third_party() else Library)(name)
+    return (third_party.ThirdParty if name in third_party.names() else Library)(name)
 
 
 def automatic(device: str | None = None) -> list[str]:
@@ -97,7 +77,7 @@ def known_names() -> list[str]:
     torchs = [name for name in c10d.plugged_in() if c10d.TorchLibrary(name).exists()]
     stems = sorted(path.stem for path in MODULES.glob("*.so"))
     built = [stem for stem in stems if not any(each.owns(stem) for each in DESCRIBED)]
-    return list(dict.fromkeys([*described, *torchs, *built, *_third_party()]))
+    return list(dict.fromkeys([*described, *torchs, *built, *third_party.names()]))
 
 
 def is_known(name: str) -> bool:
@@ -417,4 +397,5 @@ def available_backends() -> dict[str, str]:
         except BackendUnavailableError:
             continue  # the registry remembers the reason
     status = _C.backend_status()
-    return {name: status[name] for name in known_names()}
+    misnamed = dict.fromkeys(third_party.misnamed(), f"unavailable: {third_party.MISNAMED}")
+    return {name: status[name] for name in known_names()} | misnamed

@@ -19,7 +19,7 @@ from mcr_dl.bench.ranks import launched, orderly_end
 from mcr_dl.commands import arguments
 from mcr_dl.commands.console import Console, bars
 from mcr_dl.groups import environment
-from mcr_dl.libraries import registry
+from mcr_dl.libraries import registry, third_party
 from mcr_dl.testing import cases, kit
 from mcr_dl.testing.calls import OPS
 from mcr_dl.testing.kit import EMULATED, FAILED, NATIVE, OUTCOMES, SKIPPED, Result, Settings
@@ -56,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _backend(text: str) -> str:
     """A candidate whose backends are known here."""
-    advice = f"correct the name, or install the package whose entry point of {registry.ENTRY_POINTS} has it"
+    advice = f"correct the name, or install the package whose entry point of {third_party.ENTRY_POINTS} has it"
     return registry.require_candidate(text, also=(), advice=advice, codec=False).name
 
 
