@@ -149,12 +149,17 @@ check:
 	echo '#include <stop_token>' | $${CXX:-c++} -std=c++20 -x c++ -fsyntax-only - 2>/dev/null || need "a C++20 compiler" g++; \
 	if [ -n "$$what" ]; then echo "missing: $$what. To install: sudo apt-get install$$packages" >&2; exit 1; fi
 
-# An environment of another Python is made anew; one of the same Python is only brought up to date.
-$(DEPS): requirements-dev.txt
+# An environment of another Python is made anew; one of the same Python is only brought up to date. It names its folder
+# in many files, as build/ does, so it does not work in a copy of the folder.
+MADE_AS := $(shell cat $(VENV)/.made-as 2>/dev/null)
+$(DEPS): requirements-dev.txt $(if $(filter-out $(abspath $(VENV)),$(MADE_AS)),FORCE)
+	@[ "$(or $(MADE_AS),$(abspath $(VENV)))" = "$(abspath $(VENV))" ] || \
+	  { echo "$(VENV) and build/ were made as $(MADE_AS), and do not work in $(CURDIR): run make clean" >&2; exit 1; }
 	@$(MAKE) --no-print-directory check
 	@[ "$$($(PY) -c 'import sys; print(".".join(map(str, sys.version_info[:3])))' 2>/dev/null)" = "$(@:$(VENV)/.deps-%=%)" ] || \
 	  { echo "making $(VENV)"; rm -rf $(VENV) build/cmake; $(PYTHON) -m venv $(VENV); }
 	$(call SETUP,installing the packages of requirements-dev.txt,$(PIP) -r requirements-dev.txt)
+	@echo "$(abspath $(VENV))" > $(VENV)/.made-as
 	@touch $@
 
 # Open MPI's wheel and MPICH's both bring bin/mpiexec: this one has a folder of its own and finds its files itself.

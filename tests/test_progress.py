@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The output of the Makefile's steps: mcr/mcr_dl_build/progress.py."""
+"""The Makefile: the output of its steps (mcr/mcr_dl_build/progress.py), and a copy of a folder with an environment."""
 
 from __future__ import annotations
 
 import os
 import pty
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).resolve().parent.parent / "mcr" / "mcr_dl_build" / "progress.py"
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPT = ROOT / "mcr" / "mcr_dl_build" / "progress.py"
 COMPILE = "print('warning: of others'); print('[1/2] Building a.cc'); print('[2/2] Linking a')"
 
 
@@ -40,3 +42,18 @@ def test_a_step_that_fails_prints_its_own_output(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stdout == f"compiling\ncompiling: failed (exit code 7); the output, also in {log}:\nno such file\n"
     assert log.read_text().count("== compiling: ") == 2
+
+
+def test_an_environment_of_another_folder(tmp_path: Path) -> None:
+    """It names the other folder in its files, where `make` would work on."""
+    for name in ("Makefile", "requirements-dev.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / ".made-as").write_text("/another/.venv\n")
+    environment = {"PATH": os.environ["PATH"]}  # without MAKEFLAGS
+    done = subprocess.run(
+        ["make", "format"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    wrong = f".venv and build/ were made as /another/.venv, and do not work in {tmp_path}: run make clean"
+    assert wrong in done.stderr.splitlines()
