@@ -128,17 +128,24 @@ class TestAnotherPackagesBackend:
         if op == "all_reduce":
             assert rows(text)["barrier"]["result"] == "passed"
 
-    def test_it_does_not_start(self, mailbox: Path, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("fails", "reason"),
+        [
+            ('fail("no letters")', "mailbox: no letters"),
+            ('throw std::runtime_error("no letters")', "mailbox: connect() threw: no letters"),
+        ],
+    )
+    def test_it_does_not_start(self, mailbox: Path, tmp_path: Path, fails: str, reason: str) -> None:
         """One line with the backend's own reason, and exit code 2."""
         line = "return std::make_unique<MailboxCommunicator>(spec);"
         text = (MAILBOX / "mailbox.cc").read_text()
         assert text.count(line) == 1
-        rebuilt(mailbox, tmp_path, text.replace(line, f'if (spec.size() > 1) fail("no letters");\n{line}'))
+        rebuilt(mailbox, tmp_path, text.replace(line, f"if (spec.size() > 1) {fails};\n{line}"))
         code, said = check("--backend", "mailbox", "-n", "2", site=tmp_path / "site")
         assert code == 2, said
         assert len(said.splitlines()) == 1
         assert said.startswith(f"{cli.PROGRAM}: error: backend 'mailbox' does not start on rank 0: ")
-        assert "mailbox: no letters" in said
+        assert reason in said
 
 
 class TestTheCases:

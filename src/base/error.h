@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -83,6 +84,20 @@ inline Error current_error() {
     return {ErrorCode::Backend, error.what()};
   } catch (...) {
     return {ErrorCode::Backend, "an exception that is no std::exception"};
+  }
+}
+
+/// Throws the exception in flight, as an Error unless memory is lacking. Call inside a catch block around the code of a
+/// backend, which may throw anything if it is of another package.
+[[noreturn]] inline void rethrow_as_error() {
+  try {
+    throw;
+  } catch (const Error&) {
+    throw;
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (...) {
+    throw current_error();
   }
 }
 

@@ -346,7 +346,7 @@ class Issue {
       }
     } catch (...) {
       if (!lane.pending()) decision_.reduction.undo(call, group.rank());
-      throw;
+      rethrow_as_error();
     }
     decision_.reduction.finish(call, plan, group.rank(), group.size());
     unflatten(call, plan);

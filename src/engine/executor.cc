@@ -445,7 +445,7 @@ void issue_on(Communicator& communicator, const Call& call, Requests& requests) 
     communicator.issue(call, lane);
   } catch (...) {
     keep();
-    throw;
+    rethrow_as_error();
   }
   keep();
 }

@@ -77,7 +77,11 @@ std::shared_ptr<DeviceTimes> issue_in(Passage& passage, Lane& lane) {
   auto times = timing(passage, lane.stream());
   for (const auto& copy : passage.plan.before) copy(lane.stream());
   mark_sent(passage.notes);
-  passage.slot->communicator->issue(passage.call, lane);
+  try {
+    passage.slot->communicator->issue(passage.call, lane);
+  } catch (...) {
+    rethrow_as_error();
+  }
   unflatten(passage.call, passage.plan);
   return times;
 }

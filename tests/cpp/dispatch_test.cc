@@ -4,7 +4,9 @@
 #include <atomic>
 #include <mutex>
 #include <new>
+#include <stdexcept>
 #include <thread>
+#include <utility>
 
 #include "check.h"
 #include "choose/decision.h"
@@ -218,6 +220,32 @@ TEST(a_call_that_the_library_refuses_leaves_the_numbers) {
         }
       });
       CHECK(check::has(got.text, "refused") && data == Floats({2, -4, 0}));
+    }
+  }
+}
+
+TEST(an_exception_of_a_backend_is_an_error_of_the_call) {
+  struct Throwing : ranks::Nothing {
+    bool supports(const Call&) const override { return true; }
+    void issue(const Call& call, Lane&) override {
+      if (call.red == RedOp::MIN) throw 1;
+      throw std::runtime_error("no route");
+    }
+  };
+  ranks::Alone alone([] { return std::make_unique<Throwing>(); }, 2);
+  Floats data(3);
+  for (const bool starts : {false, true}) {
+    for (const auto& [red, text] :
+         {std::pair(RedOp::MAX, ": no route"), std::pair(RedOp::MIN, ": an exception that")}) {
+      const auto call = all_reduce(data, red);
+      const auto got = ranks::failure([&] {
+        if (starts) {
+          ranks::start(alone.group(), call);
+        } else {
+          ranks::run(alone.group(), call);
+        }
+      });
+      CHECK(got.code == ErrorCode::Backend && check::has(got.text, "all_reduce (group ", text));
     }
   }
 }

@@ -49,9 +49,18 @@ void connect(Group& group, const std::string& name, const std::string& path, con
              const std::optional<c10::intrusive_ptr<c10d::Store>>& store) {
   const auto handle = communicator_of(existing);
   unlocked([&] {
-    if (!store) return group.connect(Registry::instance().load(name, path), handle);
-    TorchStore meeting(*store);
-    group.connect(Registry::instance().load(name, path), handle, &meeting);
+    auto& backend = Registry::instance().load(name, path);
+    std::optional<TorchStore> meeting;
+    if (store) meeting.emplace(*store);
+    try {
+      group.connect(backend, handle, meeting ? &*meeting : nullptr);
+    } catch (const Error&) {
+      throw;
+    } catch (const py::error_already_set&) {  // of a store in Python
+      throw;
+    } catch (...) {  // of another package's backend
+      throw Error(ErrorCode::Backend, name + ": connect() threw: " + current_error().what());
+    }
   });
 }
 
