@@ -101,7 +101,8 @@ def feedback_after_a_failed_call() -> None:
     name = f"late-{len(passes.known_codecs())}"
     passes.register_codec(codec, name)
     coded = f"{name}:feedback={name}"
-    expect(mcr_dl.InvalidArgumentError, lambda: mcr_dl.all_reduce(torch.ones(9), codec=coded), "capacity()", "got -1")
+    words = "all_reduce (group", "capacity()", "got -1"
+    expect(mcr_dl.InvalidArgumentError, lambda: mcr_dl.all_reduce(torch.ones(9), codec=coded), *words)
     codec.ready = True
     values = torch.ones(10)
     mcr_dl.all_reduce(values, codec=coded)

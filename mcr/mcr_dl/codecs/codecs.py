@@ -32,7 +32,10 @@ class Codec(Protocol):
     """The tensors it is for, such as ("float32", "float64"). Floats of 16 and 8 bits reach it as float32."""
 
     def capacity(self, count: int, dtype: str) -> int:
-        """The largest number of bytes of ``count`` encoded values."""
+        """The largest number of bytes of ``count`` encoded values. Depends on nothing but the arguments.
+
+        If it raises, the call fails on this rank alone, with nothing sent.
+        """
 
     def encode(self, values: Values, out: Bytes) -> int:
         """Write the encoded values, which are finite, to ``out`` and return the number of bytes.
@@ -63,7 +66,11 @@ class _Adapter:
         self.capacity = lru_cache(_ANSWERS)(self._capacity)
 
     def _capacity(self, count: int, dtype: str) -> int:
-        found = self._codec.capacity(count, dtype)
+        try:
+            found = self._codec.capacity(count, dtype)
+        except Exception as error:
+            message = f"codec {self.name}: capacity({count}, {dtype!r}): {type(error).__name__}: {error}"
+            raise InvalidArgumentError(message) from error
         if not isinstance(found, int | np.integer) or not 0 <= found <= _MOST_BYTES:
             message = f"codec {self.name}: capacity(): expected a whole number from 0 to {_MOST_BYTES}, got {found!r}"
             raise InvalidArgumentError(message)

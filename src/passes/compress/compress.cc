@@ -134,16 +134,21 @@ Outcome Compress::handle(Passage& passage, const Next& next) {
   // A message without elements is still sent.
   const bool nothing = row(passage.call.op).is(kPeer) && passage.call.out.count == 0;
   if (codec == nullptr || nothing) return next(passage);
-  passage.slot = &slot_of(passage, *codec, automatic);
+  const auto schedule = Schedule::make();
+  std::optional<Compressed> compressed;
+  try {  // a user's codec may be unable to tell its capacity
+    passage.slot = &slot_of(passage, *codec, automatic);
+    compressed.emplace(*schedule, passage.call, passage.group.rank(), passage.group.size(), *codec);
+  } catch (const Error& error) {
+    throw refusal(passage, error);
+  }
   if (!stage_->serves(*passage.slot)) {
     throw refusal(passage, ErrorCode::NotInitialized, "the group has given up the backend");
   }
   passage.notes.codec = &codec->name();
-  const auto schedule = Schedule::make();
-  Compressed compressed(*schedule, passage.call, passage.group.rank(), passage.group.size(), *codec);
   // After what may refuse the call: the residual keeps the size of the first call.
-  compressed.feed_back(residual_of(passage, coding));
-  return run(passage, next, compressed, schedule);
+  compressed->feed_back(residual_of(passage, coding));
+  return run(passage, next, *compressed, schedule);
 }
 
 Outcome Compress::run(Passage& passage, const Next& next, Compressed& compressed,
