@@ -47,7 +47,7 @@ std::string canonical(const std::string& name, const Options& options) {
 
 }  // namespace
 
-int64_t Codec::encode_failure(const std::string& text, int64_t, DType, std::byte*) const {
+int64_t Codec::encode_failure(const std::string& text, int, int64_t, DType, std::byte*) const {
   throw Error(ErrorCode::Backend, "codec " + name_ + ": " + text);
 }
 

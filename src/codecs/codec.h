@@ -39,9 +39,9 @@ class Codec {
   /// Returns the number of bytes written to `out`.
   virtual int64_t encode(const void* in, int64_t count, DType dtype, std::byte* out) const = 0;
   virtual void decode(const std::byte* in, int64_t bytes, void* out, int64_t count, DType dtype) const = 0;
-  /// Writes, in at most capacity() bytes, data that fails to decode on every rank, with this text. For codecs that can
-  /// fail.
-  virtual int64_t encode_failure(const std::string& text, int64_t count, DType dtype, std::byte* out) const;
+  /// Writes, in at most capacity() bytes, data that fails to decode on every rank, with the text of this rank's
+  /// failure. For codecs that can fail.
+  virtual int64_t encode_failure(const std::string& text, int rank, int64_t count, DType dtype, std::byte* out) const;
 
  private:
   const std::string name_;

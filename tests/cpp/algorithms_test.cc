@@ -99,7 +99,7 @@ class Plain final : public Codec {
     std::copy_n(in + 1, sent, to);
     std::fill_n(to + sent, all - sent, std::byte{0});
   }
-  int64_t encode_failure(const std::string&, int64_t, DType, std::byte* out) const override {
+  int64_t encode_failure(const std::string&, int, int64_t, DType, std::byte* out) const override {
     out[0] = std::byte{2};
     return 1;
   }

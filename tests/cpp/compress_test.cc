@@ -46,7 +46,7 @@ class Zeros final : public Codec {
     const auto* values = static_cast<const float*>(out);
     if (count > 0 && values[0] == -13) throw Error(ErrorCode::Backend, "an unlucky number");
   }
-  int64_t encode_failure(const std::string&, int64_t, DType, std::byte* out) const override {
+  int64_t encode_failure(const std::string&, int, int64_t, DType, std::byte* out) const override {
     out[0] = std::byte{2};
     return 1;
   }

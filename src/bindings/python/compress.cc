@@ -10,6 +10,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -32,19 +33,28 @@ namespace mcr::python {
 
 namespace {
 
-enum class Status : uint8_t { Encoded, NotFinite, Failed };
+enum class Status : uint8_t { Encoded, NotFinite, NotEncoded, NotDecoded };
 
-constexpr int64_t kHeader = 8;   // a Status, and the number of elements
+constexpr int64_t kHeader = 8;   // a Status, and the number of elements; with NotDecoded: the rank
 constexpr int64_t kReason = 64;  // room for the text of a failure
+constexpr auto kCannotEncode = "the sender could not encode: ";
+constexpr auto kCannotDecode = "cannot decode: ";
 
-void write_header(std::byte* out, Status status, int64_t count) {
-  const uint64_t word = static_cast<uint64_t>(count) << 8 | static_cast<uint64_t>(status);
+void write_header(std::byte* out, Status status, int64_t number) {
+  const uint64_t word = static_cast<uint64_t>(number) << 8 | static_cast<uint64_t>(status);
   std::memcpy(out, &word, sizeof word);
+}
+
+// Removes a beginning; false: the text has another one.
+bool skip(std::string_view& text, std::string_view beginning) {
+  if (!text.starts_with(beginning)) return false;
+  text.remove_prefix(beginning.size());
+  return true;
 }
 
 struct Header {
   Status status;
-  int64_t count;
+  int64_t number;
 };
 
 Header read_header(const std::byte* in) {
@@ -126,19 +136,20 @@ class PythonCodec final : public Codec {
                             .cast<int64_t>();
       if (used < 0 || used > room) {
         const auto text = "encode() returned " + std::to_string(used) + ", expected 0 to " + std::to_string(room);
-        return encode_failure(text, count, dtype, out);
+        return write_failure(Status::NotEncoded, text, 0, count, dtype, out);
       }
       if (!fixed_) return kHeader + used;
       const auto bytes = capacity(count, dtype);
       std::memset(out + kHeader + used, 0, static_cast<std::size_t>(bytes - kHeader - used));
       return bytes;
     } catch (py::error_already_set& error) {
-      const auto bytes = encode_failure(exception_text(error.value().ptr()), count, dtype, out);
+      const auto text = exception_text(error.value().ptr());
+      const auto bytes = write_failure(Status::NotEncoded, text, 0, count, dtype, out);
       keep_interrupt(error.type().ptr());  // last: the codec still had to tell its capacity
       return bytes;
     } catch (const py::cast_error&) {
       const auto text = "encode() returned a number beyond 64 bits, expected 0 to " + std::to_string(room);
-      return encode_failure(text, count, dtype, out);
+      return write_failure(Status::NotEncoded, text, 0, count, dtype, out);
     }
   }
 
@@ -150,9 +161,9 @@ class PythonCodec final : public Codec {
     require_encoded(in, bytes);
     const auto header = read_header(in);
     // The data of fewer elements may end before what the codec reads.
-    if (header.count != count) {
+    if (header.number != count) {
       throw failed("codec " + name() + ": expected " + std::to_string(count) + " encoded elements, got " +
-                   std::to_string(header.count));
+                   std::to_string(header.number));
     }
     if (header.status == Status::NotFinite) return fill_with_nan(out, count, dtype);
     // A part of a fixed size has room for a reason, and for the largest part of the call.
@@ -165,31 +176,38 @@ class PythonCodec final : public Codec {
     } catch (py::error_already_set& error) {
       const auto text = exception_text(error.value().ptr());
       keep_interrupt(error.type().ptr());
-      throw failed("codec " + name() + ": cannot decode: " + text);
+      throw failed(prefix() + kCannotDecode + text);
     }
   }
 
-  // Throws the error with which encoding has failed.
+  // Throws the error with which encoding has failed, or decoding in an earlier phase.
   void require_encoded(const std::byte* in, int64_t bytes) const {
-    if (bytes >= kHeader && read_header(in).status == Status::Failed) {
-      throw failed(sender_failed() + reason(in, bytes));
-    }
+    if (bytes < kHeader) return;
+    const auto header = read_header(in);
+    if (header.status == Status::NotEncoded) throw failed(prefix() + kCannotEncode + reason(in, bytes));
+    if (header.status != Status::NotDecoded) return;
+    throw failed(prefix() + "rank " + std::to_string(header.number) + " could not decode: " + reason(in, bytes));
   }
 
-  int64_t encode_failure(const std::string& failure, int64_t count, DType dtype, std::byte* out) const override {
-    // Omits the prefixes that an earlier phase has already added, as there is little room.
-    auto text = failure;
-    for (const auto& known : {sender_failed(), "codec " + name() + ": "}) {
-      if (text.starts_with(known)) text.erase(0, known.size());
-    }
+  // Omits the prefixes that the phase has already added, as there is little room.
+  int64_t encode_failure(const std::string& failure, int rank, int64_t count, DType dtype,
+                         std::byte* out) const override {
+    std::string_view text = failure;
+    skip(text, prefix());
+    skip(text, kCannotEncode);
+    const auto status = skip(text, kCannotDecode) ? Status::NotDecoded : Status::NotEncoded;
+    return write_failure(status, text, rank, count, dtype, out);
+  }
+
+ private:
+  int64_t write_failure(Status status, std::string_view text, int rank, int64_t count, DType dtype,
+                        std::byte* out) const {
     const int64_t room = fixed_ ? capacity(count, dtype) - kHeader : kReason;
-    write_header(out, Status::Failed, count);
+    write_header(out, status, rank);
     std::memset(out + kHeader, 0, static_cast<std::size_t>(room));
     std::memcpy(out + kHeader, text.data(), std::min(text.size(), static_cast<std::size_t>(room)));
     return kHeader + room;
   }
-
- private:
   int64_t told_capacity(int64_t count, DType dtype) const {
     return object_.attr("capacity")(count, row(dtype).name).cast<int64_t>();
   }
@@ -210,7 +228,7 @@ class PythonCodec final : public Codec {
       throw error_of(error);
     }
   }
-  std::string sender_failed() const { return "codec " + name() + ": the sender could not encode: "; }
+  std::string prefix() const { return "codec " + name() + ": "; }
   static py::memoryview view(const void* data, int64_t bytes) { return py::memoryview::from_memory(data, bytes); }
   static std::string reason(const std::byte* in, int64_t bytes) {
     const auto* text = reinterpret_cast<const char*>(in + kHeader);

@@ -206,12 +206,12 @@ Compressed::Id Compressed::combine(Id exchanged) const {
   Call operands;
   operands.dtype = sum.dtype();
   operands.in = sum.buffer();
-  auto encode = [&sum, result = result_, residual = residual_](Schedule&) {
+  auto encode = [&sum, result = result_, residual = residual_, rank = rank_](Schedule&) {
     auto& part = *result->in;
     try {
       part.encode(0, sum.data(), sum.dtype(), residual == nullptr ? nullptr : residual->owned.data());
     } catch (...) {
-      part.fail(0, current_error().what());
+      part.fail(0, current_error().what(), rank);
     }
   };
   return schedule_.encode(operands, std::move(encode), {summed});

@@ -112,9 +112,9 @@ void EncodedParts::decode(std::size_t i, void* data, DType dtype) const {
   narrow(reinterpret_cast<const float*>(wide.get()), count, dtype, data);
 }
 
-void EncodedParts::fail(std::size_t i, const std::string& text) {
+void EncodedParts::fail(std::size_t i, const std::string& text, int rank) {
   if (counts_[i] == 0) return;
-  const auto size = codec_.encode_failure(text, counts_[i], coded_, data_of(i));
+  const auto size = codec_.encode_failure(text, rank, counts_[i], coded_, data_of(i));
   if (!codec_.fixed()) sizes_[i] = size;
 }
 

@@ -26,8 +26,8 @@ class EncodedParts {
   void encode(std::size_t i, const void* data, DType dtype, double* residual = nullptr);
   /// Decodes part `i` to elements of `dtype`: the tensor's type, or the codec's.
   void decode(std::size_t i, void* data, DType dtype) const;
-  /// Makes part `i` fail to decode, on every rank, with this text.
-  void fail(std::size_t i, const std::string& text);
+  /// Makes part `i` fail to decode, on every rank, with the text of this rank's failure.
+  void fail(std::size_t i, const std::string& text, int rank);
   /// Sets the sizes received from the senders, and repacks the parts contiguously.
   void expect(std::span<const int64_t> sizes);
 
