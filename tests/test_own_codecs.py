@@ -24,3 +24,48 @@ def test_a_capacity_that_raises() -> None:
     wrong = r"^codec capacity-raises: capacity\(5, 'float32'\): KeyError: 'table'$"
     with pytest.raises(mcr_dl.InvalidArgumentError, match=wrong):
         passes.encode(torch.ones(5), "capacity-raises")
+
+
+@pytest.mark.parametrize(
+    "dtypes",
+    [(), "float32", (torch.float32,), ("flaot32",), ("float32", "int64"), ("bool",), ("complex64",), None],
+    ids=str,
+)
+def test_wrong_dtypes(dtypes: Any) -> None:
+    """Known when the codec is registered. Values that are no floating-point numbers must arrive unchanged."""
+    codec = codec_faults.Broken("nowhere")
+    codec.dtypes = dtypes
+    with pytest.raises(
+        mcr_dl.InvalidTypeError, match=r"^codec wrong-dtypes: dtypes: expected .*'float32'.*, got "
+    ) as got:
+        passes.register_codec(codec, "wrong-dtypes")
+    assert str(got.value).endswith(repr(dtypes))
+    assert "wrong-dtypes" not in passes.known_codecs()
+
+
+def test_wrong_dtypes_of_a_codec_with_options() -> None:
+    """Known when a specification is used."""
+
+    def make(where: str) -> codec_faults.Broken:
+        codec = codec_faults.Broken(where)
+        codec.dtypes = ()  # type: ignore[assignment]
+        return codec
+
+    passes.register_codec(make, "late-dtypes", ("where",))
+    with pytest.raises(mcr_dl.InvalidArgumentError, match=r"codec late-dtypes:where=a: dtypes: expected .*, got \(\)"):
+        passes.encode(torch.ones(3), "late-dtypes:where=a")
+
+
+def test_a_class() -> None:
+    """In place of an object."""
+    with pytest.raises(mcr_dl.InvalidTypeError, match=r"expected an object, got the class: write Broken\(\)"):
+        passes.register_codec(codec_faults.Broken, "class")
+
+
+@pytest.mark.parametrize("option", ["", "feedback", "a=b", "a,b", "a:b"])
+def test_wrong_options(option: str) -> None:
+    """Options that no specification could name."""
+    with pytest.raises(mcr_dl.InvalidArgumentError, match=f"'wrong-options': expected options .*, got '{option}'"):
+        passes.register_codec(codec_faults.Broken, "wrong-options", ("where", option))
+    with pytest.raises(mcr_dl.InvalidArgumentError, match=r"expected a name .*, got 'a\|b'"):
+        passes.register_codec(codec_faults.Broken("nowhere"), "a|b")

@@ -64,9 +64,15 @@ Codecs::Codecs() {
 void Codecs::add(CodecFamily family) {
   const std::lock_guard lock(mutex_);
   const std::string name = family.name;
-  if (name.empty() || name == "none" || name == "auto" || name.find_first_of(":,= ") != std::string::npos) {
+  const auto plain = [](const std::string& word) { return !word.empty() && word.find_first_of(":,=| ") == word.npos; };
+  if (!plain(name) || name == "none" || name == "auto") {
     throw Error(ErrorCode::InvalidArgument,
-                "codec: expected a name without : , = and spaces that is not none or auto, got '" + name + "'");
+                "codec: expected a name without : , = | and spaces that is not none or auto, got '" + name + "'");
+  }
+  for (const auto& option : family.options) {
+    if (plain(option) && option != kFeedback) continue;
+    throw Error(ErrorCode::InvalidArgument, "codec '" + name + "': expected options without : , = | and spaces " +
+                                                "that are not " + std::string(kFeedback) + ", got '" + option + "'");
   }
   if (!families_.emplace(name, std::move(family)).second) {
     throw Error(ErrorCode::InvalidArgument, "codec: expected a new name, but there is a codec '" + name + "' already");

@@ -191,9 +191,13 @@ TEST(specifications) {
 
 TEST(families) {
   auto& codecs = Codecs::instance();
-  for (const auto* name : {"", "none", "auto", "a:b", "a,b", "bf16"}) {
+  for (const auto* name : {"", "none", "auto", "a:b", "a,b", "a|b", "bf16"}) {
     const auto got = ranks::failure([&] { codecs.add({name, {}, {}}); });
     CHECK(got.code == ErrorCode::InvalidArgument);
+  }
+  for (const auto* option : {"", "feedback", "a=b", "a,b", "a:b"}) {
+    const auto got = ranks::failure([&] { codecs.add({"choosy", {"good", option}, {}}); });
+    CHECK(got.code == ErrorCode::InvalidArgument && check::has(got.text, "'choosy'", std::string("'") + option + "'"));
   }
   codecs.add({"moody", {"mood"}, [](const Options&) -> std::unique_ptr<Codec> {
                 throw Error(ErrorCode::Unavailable, "not in the mood");

@@ -26,10 +26,13 @@ class Codec(Protocol):
     The arrays are valid during the call only; a codec that keeps one gets an error.
     """
 
-    fixed: bool
-    """Whether the encoded size is ``capacity()``, whatever the values."""
-    dtypes: tuple[str, ...]
-    """The tensors it is for, such as ("float32", "float64"). Floats of 16 and 8 bits reach it as float32."""
+    @property
+    def fixed(self) -> bool:
+        """Whether the encoded size is ``capacity()``, whatever the values."""
+
+    @property
+    def dtypes(self) -> Sequence[str]:
+        """The tensors it is for, such as ("float32", "float64"). Floats of 16 and 8 bits reach it as float32."""
 
     def capacity(self, count: int, dtype: str) -> int:
         """The largest number of bytes of ``count`` encoded values. Depends on nothing but the arguments.
@@ -60,7 +63,7 @@ class _Adapter:
     def __init__(self, name: str, codec: Codec) -> None:
         self.name = name
         self.fixed = bool(codec.fixed)
-        self.dtypes = list(codec.dtypes)
+        self.dtypes = _require_dtypes(name, codec.dtypes)
         self._codec = codec
         # Memory is made by one answer, and filled by a later one: the newest answers stay.
         self.capacity = lru_cache(_ANSWERS)(self._capacity)
@@ -82,6 +85,17 @@ class _Adapter:
 
     def decode(self, data: memoryview, out: memoryview, dtype: str) -> None:
         _called(self._codec.decode, [np.frombuffer(data, np.uint8), np.frombuffer(out, dtype)])
+
+
+def _require_dtypes(name: str, dtypes: object) -> list[str]:
+    """The dtypes of a codec. Raises InvalidTypeError."""
+    listed = list(dtypes) if isinstance(dtypes, Sequence) and not isinstance(dtypes, str) else []
+    floating = [each for each in _C.dtypes() if getattr(torch, each).is_floating_point]
+    if not listed or any(each not in floating for each in listed):
+        names = ", ".join(map(repr, floating))
+        message = f"codec {name}: dtypes: expected a tuple of some of {names}, got {dtypes!r}"
+        raise InvalidTypeError(message)
+    return listed
 
 
 def _called(method: Callable[..., Any], arrays: list[Bytes | Values]) -> Any:
@@ -117,22 +131,27 @@ def register_codec(codec: Codec | Callable[..., Codec], name: str | None = None,
         name: by default the codec's ``name``, else its class's in lower case.
         options: the options that a specification may give to the name.
 
-    Raises InvalidArgumentError if the name is taken, InvalidTypeError if the object is not a codec or ``options`` is
-    not a list of names. Values that are not finite never reach a codec: a part that has one decodes to NaN.
+    Raises InvalidArgumentError if the name is taken, or if a specification cannot have the name or an option;
+    InvalidTypeError if the object is not a codec, or ``options`` is not a list of names. Values that are not finite
+    never reach a codec: a part that has one decodes to NaN.
     """
     listed: object = options
     if isinstance(listed, str) or not isinstance(listed, Sequence) or any(not isinstance(each, str) for each in listed):
         message = f"register_codec: options: expected a list of names, got {listed!r}"
         raise InvalidTypeError(message)
+    if isinstance(codec, type) and not options:
+        raise InvalidTypeError(f"register_codec: expected an object, got the class: write {codec.__name__}()")
     known = str(name or getattr(codec, "name", None) or type(codec).__name__.lower())
     wanted = ("fixed", "dtypes", "capacity", "encode", "decode")
     if not options and any(not hasattr(codec, attribute) for attribute in wanted):
         message = f"register_codec: expected an object with {', '.join(wanted)}, got {codec!r}"
         raise InvalidTypeError(message)
 
+    untyped: Any = codec
+    adapter = None if options else _Adapter(known, untyped)
+
     def make(**given: str) -> _Adapter:
-        made: Any = codec(**given) if options else codec  # type: ignore[operator]
-        return _Adapter(_specification(known, given), made)
+        return adapter or _Adapter(_specification(known, given), untyped(**given))
 
     _C.register_codec(known, list(options), make)
     _BOUNDS[known] = str(getattr(codec, "error_bound", "not stated"))
@@ -141,15 +160,18 @@ def register_codec(codec: Codec | Callable[..., Codec], name: str | None = None,
 def error_bound(codec: str) -> str:
     """How far one encoding may move a value, in words, for a codec with its options.
 
-    For a codec of your own it is its attribute ``error_bound``, if it has one. An all_reduce encodes twice.
+    For a codec of your own it is its attribute ``error_bound``, if it has one. An all_reduce encodes twice. Raises
+    InvalidArgumentError for an unknown codec.
     """
     name, options = (*re.split("[:,]", codec, maxsplit=1), "")[:2]
+    if name not in _BOUNDS:
+        raise InvalidArgumentError(f"codec '{codec}': expected one of {', '.join(known_codecs())}, got '{name}'")
     if name == "zfp":
         given = dict(option.partition("=")[::2] for option in options.split(","))
         if "tolerance" in given:
             return f"{given['tolerance']} for each value, or the type's precision at the largest value nearby"
         return "no bound: the error grows with the roughness of the values"
-    return _BOUNDS.get(name, "not stated")
+    return _BOUNDS[name]
 
 
 def known_codecs() -> list[str]:

@@ -103,9 +103,6 @@ class PythonCodec final : public Codec {
       : Codec(std::move(name)), object_(std::move(object)), fixed_(object_.attr("fixed").cast<bool>()) {
     for (const auto& dtype : object_.attr("dtypes").cast<std::vector<std::string>>()) {
       dtypes_.push_back(named<DType>(kDTypes, dtype));
-      if (row(dtypes_.back()).kind == DTypeKind::Floating) continue;
-      throw Error(ErrorCode::InvalidType,
-                  "dtypes: expected floating-point types, got " + dtype + ": integers must arrive unchanged");
     }
   }
   // Codecs live as long as the process, and Python may end before.
