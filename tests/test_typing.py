@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import mcr_dl
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -85,6 +87,15 @@ def test_the_types_of_calls(tmp_path: Path) -> None:
         else:
             assert text == "", line
     assert found == {}
+
+
+@pytest.mark.parametrize("page", ["compression", "passes"])
+def test_the_types_of_examples(tmp_path: Path, page: str) -> None:
+    """A program may annotate its codecs and passes as the pages do."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)
+    (example,) = [block for block in blocks if "class " in block]
+    said = _checked(tmp_path, f"import torch\nimport mcr_dl\n\ngrad = torch.ones(8)\n{example}")
+    assert said.startswith("Success"), said
 
 
 def test_dir_is_small() -> None:

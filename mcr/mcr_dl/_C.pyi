@@ -137,7 +137,7 @@ class PassedCall:
         """Answers the call: it is complete with what is in its output. Returns the Work of an asynchronous call."""
     def hold(self) -> Work:
         """Keeps an asynchronous call back: returns its Work, which completes after a later proceed()."""
-    def after(self, step: Callable[[], None]) -> None:
+    def after(self, step: Callable[[], object]) -> None:
         """Runs a function of no arguments when the result is there, before the call is seen to be complete."""
 
 class Options:

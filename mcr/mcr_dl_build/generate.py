@@ -232,7 +232,7 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "backend: str | None = None) -> Any:",
         "def done(self) -> Work | None:",
         "def hold(self) -> Work:",
-        "def after(self, step: Callable[[], None]) -> None:",
+        "def after(self, step: Callable[[], object]) -> None:",
     ),
     "Options": (
         "def __init__(self, backends: str | list[str] = ..., uniform: bool | None = ...) -> None:",
