@@ -204,7 +204,7 @@ __all__ = [
     "use",
 ]
 __all__ += _C.__all__
-_PACKAGES = ("passes", "schedule", "trace", "tuning")  # part of the API, with names of their own
+_PACKAGES = ("passes", "schedule", "trace")  # part of the API, with names of their own
 
 
 if not TYPE_CHECKING:  # type checkers know the names above alone, and report others

@@ -31,3 +31,8 @@ __all__ = [
     "reset_feedback",
     "set_passes",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names, without the modules that have them."""
+    return sorted(__all__)

@@ -9,3 +9,8 @@ from mcr_dl.schedule.syndicate.scheduler import Syndicate, step
 from mcr_dl.schedule.timelines import Traced
 
 __all__ = ["ByteScheduler", "Event", "Plan", "Syndicate", "Traced", "Trial", "Turn", "step"]
+
+
+def __dir__() -> list[str]:
+    """The public names, without the modules that have them."""
+    return sorted(__all__)

@@ -25,3 +25,8 @@ __all__ = [
     "regions",
     "save",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names, without the modules that have them."""
+    return sorted(__all__)
