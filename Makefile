@@ -45,6 +45,8 @@ test: test-cpp test-python ## Run the tests (a quarter of the slow ones by the d
 
 test-cpp: build/asan.tests build/tsan.tests ## Run the C++ tests of the core under the sanitizers
 
+test-arm: build/arm.tests ## Compile the C++ core for aarch64, and run its tests under QEMU
+
 test-python: build $(STANDINS) ## Run the Python tests, or the files that ARGS= names (ARGS= goes to pytest)
 	$(PY) -m pytest $(ARGS)
 
@@ -259,7 +261,7 @@ build/tsan.tests: SANITIZE := thread
 # QEMU's user mode lacks process_vm_readv and the effects of madvise, which some tests of these programs need.
 NOT_EMULATED := ^shm_(heap_|messages_)?test$$
 
-test-arm: $(DEPS) ## Compile the C++ core for aarch64, and run its tests under QEMU
+build/arm.tests: $(DEPS)
 	@command -v aarch64-linux-gnu-g++ > /dev/null && command -v qemu-aarch64 > /dev/null || \
 	  { echo "missing: a compiler for aarch64, or QEMU. To install: sudo apt-get install g++-aarch64-linux-gnu qemu-user" >&2; exit 1; }
 	$(call COMPILE,compiling the C++ tests for aarch64,build/arm.log,build/arm,-DMCR_DL_TESTS=ON \
@@ -267,7 +269,7 @@ test-arm: $(DEPS) ## Compile the C++ core for aarch64, and run its tests under Q
 	  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ "-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64;-L;/usr/aarch64-linux-gnu")
 	@$(VENV)/bin/ctest --test-dir build/arm --output-on-failure --no-tests=error -E '$(NOT_EMULATED)'
 
-.PHONY: build/asan.tests build/tsan.tests
+.PHONY: build/arm.tests build/asan.tests build/tsan.tests
 build/asan.tests build/tsan.tests: build/%.tests: $(DEPS)
 	$(call COMPILE,compiling the C++ tests with -fsanitize=$(SANITIZE),build/$*.log,build/$*,-DMCR_DL_TESTS=ON \
 	  -DMCR_DL_SANITIZE=$(SANITIZE) -DCMAKE_COMPILE_WARNING_AS_ERROR=ON)
