@@ -51,9 +51,9 @@ def name_of(activity: Mapping[str, Any]) -> str:
 
 
 def number_of(call: Mapping[str, Any]) -> str:
-    """``collective 3 of 4096 bytes``."""
+    """``collective 3 of 4096 bytes``, ``making a communicator``."""
     if call["op"] == "connect":
-        return "the making of a communicator is"
+        return "making a communicator"
     size = f" of {call['bytes']} bytes" if call["bytes"] else ""
     return f"{'message' if call['message'] else 'collective'} {call['seq']}{size}"
 
