@@ -58,7 +58,7 @@ def test_wrong_dtypes_of_a_codec_with_options() -> None:
 
 def test_a_class() -> None:
     """In place of an object."""
-    with pytest.raises(mcr_dl.InvalidTypeError, match=r"expected an object, got the class: write Broken\(\)"):
+    with pytest.raises(mcr_dl.InvalidTypeError, match=r"expected an object, got the class Broken: write Broken\(\)"):
         passes.register_codec(codec_faults.Broken, "class")
 
 
@@ -69,3 +69,14 @@ def test_wrong_options(option: str) -> None:
         passes.register_codec(codec_faults.Broken, "wrong-options", ("where", option))
     with pytest.raises(mcr_dl.InvalidArgumentError, match=r"expected a name .*, got 'a\|b'"):
         passes.register_codec(codec_faults.Broken("nowhere"), "a|b")
+
+
+def test_objects_that_are_no_tensors() -> None:
+    """Lists, for example."""
+    given: Any = [1.0]
+    with pytest.raises(mcr_dl.InvalidTypeError, match=r"tensor: expected a tensor, got \[1.0\]"):
+        passes.encode(given, "bf16")
+    with pytest.raises(mcr_dl.InvalidTypeError, match=r"encoded: expected a tensor, got \[1.0\]"):
+        passes.decode(given, torch.ones(1), "bf16")
+    with pytest.raises(mcr_dl.InvalidTypeError, match=r"like: expected a tensor, got \[1.0\]"):
+        passes.decode(torch.ones(2, dtype=torch.uint8), given, "bf16")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from itertools import permutations
+from typing import Any
 
 import pytest
 
@@ -151,6 +152,10 @@ def test_what_can_be_registered() -> None:
     """An object with handle(), under its own name."""
     with pytest.raises(InvalidTypeError, match="a method handle"):
         mcr_dl.register_pass(object())
+    with pytest.raises(
+        InvalidTypeError, match=r"^register_pass: expected an object, got the class Handler: write Handler\(\)"
+    ):
+        mcr_dl.register_pass(passes.Handler)
     with pytest.raises(InvalidArgumentError, match="'fuse'"):
         mcr_dl.register_pass(passes.Handler(lambda call: call.proceed()), "fuse")
 
@@ -160,4 +165,7 @@ def test_outside_init() -> None:
         mcr_dl.set_passes(["fuse"])
     with pytest.raises(InvalidArgumentError, match="got 'fuze'"):
         mcr_dl.init_process_group("null", passes=["fuze"])
+    given: Any = [Fuse]
+    with pytest.raises(InvalidTypeError, match=r"^passes: expected an object, got the class Fuse: write Fuse\(\)"):
+        mcr_dl.init_process_group("null", passes=given)
     assert not mcr_dl.is_initialized()

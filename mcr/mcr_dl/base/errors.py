@@ -63,4 +63,12 @@ def text_of(error: BaseException) -> str:
     return text or name if isinstance(error, McrError) else f"{name}: {text}"
 
 
+def refuse_class(source: str, given: object) -> None:
+    """Raise InvalidTypeError, which names the source, for a class in place of an object."""
+    if isinstance(given, type):
+        raise InvalidTypeError(
+            f"{source}: expected an object, got the class {given.__name__}: write {given.__name__}()"
+        )
+
+
 _C.set_exceptions({cls.__name__: cls for cls in (*McrError.__subclasses__(), PeerLostError)})

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from mcr_dl import _C
-from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError
+from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError, refuse_class
 from mcr_dl.codecs import zfp
 from mcr_dl.codecs.zfp import Bytes, Values
 
@@ -139,8 +139,8 @@ def register_codec(codec: Codec | Callable[..., Codec], name: str | None = None,
     if isinstance(listed, str) or not isinstance(listed, Sequence) or any(not isinstance(each, str) for each in listed):
         message = f"register_codec: options: expected a list of names, got {listed!r}"
         raise InvalidTypeError(message)
-    if isinstance(codec, type) and not options:
-        raise InvalidTypeError(f"register_codec: expected an object, got the class: write {codec.__name__}()")
+    if not options:
+        refuse_class("register_codec", codec)
     known = str(name or getattr(codec, "name", None) or type(codec).__name__.lower())
     wanted = ("fixed", "dtypes", "capacity", "encode", "decode")
     if not options and any(not hasattr(codec, attribute) for attribute in wanted):
@@ -179,16 +179,25 @@ def known_codecs() -> list[str]:
     return _C.codecs()
 
 
+def _require_tensor(name: str, given: object) -> None:
+    if not isinstance(given, torch.Tensor):
+        raise InvalidTypeError(f"{name}: expected a tensor, got {given!r}")
+
+
 def encode(tensor: torch.Tensor, codec: str) -> torch.Tensor:
     """Encode the tensor as one part: the bytes (uint8, one dimension) that a call with this codec would send.
 
-    Raises InvalidArgumentError for an unknown codec, InvalidTypeError for a dtype that it does not take.
+    Raises InvalidArgumentError for an unknown codec, InvalidTypeError for an object that is no tensor, or for a dtype
+    that the codec does not take.
     """
+    _require_tensor("tensor", tensor)
     return _C.encode(tensor, codec)
 
 
 def decode(encoded: torch.Tensor, like: torch.Tensor, codec: str) -> torch.Tensor:
     """Decode the result of ``encode`` for a tensor of the shape and dtype of ``like``. Raises as ``encode`` does."""
+    _require_tensor("encoded", encoded)
+    _require_tensor("like", like)
     return _C.decode(encoded, like, codec)
 
 

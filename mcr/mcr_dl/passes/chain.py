@@ -13,7 +13,13 @@ from typing import Any, Protocol
 
 from mcr_dl import _C
 from mcr_dl.base import agreement
-from mcr_dl.base.errors import CollectiveTimeoutError, InvalidArgumentError, InvalidTypeError, UnsupportedError
+from mcr_dl.base.errors import (
+    CollectiveTimeoutError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    UnsupportedError,
+    refuse_class,
+)
 from mcr_dl.passes.compress import Compress
 from mcr_dl.passes.fuse import Fuse
 from mcr_dl.passes.log import Log
@@ -73,9 +79,10 @@ def register_pass(handler: Any, name: str | None = None) -> Any:
             result of that. Its decisions must be equal on all ranks.
         name: the name for ``set_passes``; by default the object's ``name``, else its class's in lower case.
 
-    Returns the handler. Raises InvalidTypeError if it has no ``handle``, InvalidArgumentError if a pass of the library
-    has that name. Registering a name again replaces it for later ``set_passes``.
+    Returns the handler. Raises InvalidTypeError if it is a class or has no ``handle``, InvalidArgumentError if a pass
+    of the library has that name. Registering a name again replaces it for later ``set_passes``.
     """
+    refuse_class("register_pass", handler)
     if not callable(getattr(handler, "handle", None)):
         message = f"register_pass: expected an object with a method handle(call), got {handler!r}"
         raise InvalidTypeError(message)
@@ -90,7 +97,8 @@ def register_pass(handler: Any, name: str | None = None) -> Any:
 def specify(passes: Iterable[str | Specification] | None) -> list[Specification]:
     """The passes of a list of names and specifications; None: those that ``MCR_DL_PASSES`` names.
 
-    Raises InvalidArgumentError for an unknown name, and for a pass that is listed twice.
+    Raises InvalidArgumentError for an unknown name, and for a pass that is listed twice; InvalidTypeError for what is
+    no pass.
     """
     source = "MCR_DL_PASSES" if passes is None else "passes"
     if passes is None:
@@ -102,6 +110,7 @@ def specify(passes: Iterable[str | Specification] | None) -> list[Specification]
     found: list[Specification] = []
     for entry in passes:
         if not isinstance(entry, str):
+            refuse_class("passes", entry)
             if not hasattr(entry, "terms") or not hasattr(entry, "make"):
                 message = f"passes: expected a name or a pass of mcr_dl.passes, got {entry!r}"
                 raise InvalidTypeError(message)
