@@ -388,6 +388,7 @@ def mistakes() -> None:
         (lambda call: call.proceed(output=torch.zeros(3, dtype=torch.bool)), InvalidTypeError, "AVG is not defined"),
         (lambda call: call.proceed(input=torch.zeros(3)), InvalidArgumentError, "input: expected"),
         (lambda call: call.proceed(backend="ncll"), InvalidArgumentError, "ncll"),
+        (lambda call: call.proceed(ouput=call.output), InvalidTypeError, "output and backend, got ouput"),
         (lambda call: _suppressed(lambda: call.proceed(backend="ncll")), InvalidArgumentError, "handle() must call"),
     ]
     for handle, kind, words in cases:

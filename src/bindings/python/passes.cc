@@ -64,6 +64,13 @@ class PythonPass : public Pass {
   const std::weak_ptr<Group> group_;  // weak: the group owns its passes
 };
 
+py::object proceed(PassedCall& call, const py::object& input, const py::object& output, const py::object& backend,
+                   const py::kwargs& others) {
+  if (others.empty()) return call.proceed(input, output, backend);
+  throw Error(ErrorCode::InvalidType,
+              "proceed(): expected input, output and backend, got " + others.begin()->first.cast<std::string>());
+}
+
 void add_call(py::module_& module) {
   py::class_<PassedCall, std::shared_ptr<PassedCall>>(module, "PassedCall", "A call as a pass sees it.")
       .def_property_readonly(
@@ -89,7 +96,7 @@ void add_call(py::module_& module) {
       .def_property_readonly("input_counts", &PassedCall::input_counts, "Elements per rank; empty if even.")
       .def_property_readonly("output_counts", &PassedCall::output_counts, "Elements per rank; empty if even.")
       .def_property_readonly("nbytes", &PassedCall::bytes, "Bytes of the larger side on this rank.")
-      .def("proceed", &PassedCall::proceed, py::arg("input") = py::none(), py::arg("output") = py::none(),
+      .def("proceed", proceed, py::arg("input") = py::none(), py::arg("output") = py::none(),
            py::arg("backend") = py::none(),
            "Hands the call on, if need be with other tensors of as many elements or another backend. Returns the Work "
            "of an asynchronous call, the sender's group rank of a blocking receive, else None.")
