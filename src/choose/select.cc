@@ -7,7 +7,7 @@
 #include <set>
 #include <utility>
 
-#include "base/candidate.h"
+#include "base/candidate_name.h"
 #include "choose/decision.h"
 #include "choose/kinds.h"
 
@@ -20,7 +20,7 @@ constexpr int64_t kLeastCut = 64 * 1024;
 
 // The backend, or those that it is made of.
 std::set<std::string> libraries_of(const std::string& backend) {
-  const auto parts = Candidate::parse(backend).parts;
+  const auto parts = CandidateName::parse(backend).parts;
   if (parts.empty()) return {backend};
   std::set<std::string> found;
   for (const auto& part : parts) found.merge(libraries_of(part));
@@ -29,14 +29,14 @@ std::set<std::string> libraries_of(const std::string& backend) {
 
 }  // namespace
 
-void Selector::reset(std::list<Slot>& slots, Tuning tuning) {
+void Selector::reset(std::list<Candidate>& candidates, Tuning tuning) {
   std::lock_guard lock(mutex_);
-  slots_ = &slots;
-  for (auto& slot : slots) slot.communicator->forget_decisions();
+  candidates_ = &candidates;
+  for (auto& candidate : candidates) candidate.communicator->forget_decisions();
   find_eligible();
   tuning_ = std::move(tuning);
   forget();
-  if (refinement_) refinement_ = std::make_unique<Refinement>(refinement_->period(), slots.size());
+  if (refinement_) refinement_ = std::make_unique<Refinement>(refinement_->period(), candidates.size());
   covered_.clear();
   for (const auto& cost : tuning_.costs) {
     if (tuning_.exact && cost.curve.known()) covered_.emplace_back(cost.subject, cost.curve.points().back().bytes);
@@ -46,11 +46,11 @@ void Selector::reset(std::list<Slot>& slots, Tuning tuning) {
 
 void Selector::find_eligible() {
   eligible_.clear();
-  for (auto& slot : *slots_) {
-    if (slot.communicator->moves_data()) eligible_.push_back(&slot);
+  for (auto& candidate : *candidates_) {
+    if (candidate.communicator->moves_data()) eligible_.push_back(&candidate);
   }
   if (!eligible_.empty()) return;
-  for (auto& slot : *slots_) eligible_.push_back(&slot);
+  for (auto& candidate : *candidates_) eligible_.push_back(&candidate);
 }
 
 void Selector::forget() {
@@ -59,30 +59,32 @@ void Selector::forget() {
   choices_.clear();
 }
 
-Slot& Selector::choose(const Call& call) { return usual(remembered(call).ranges, call, message_bytes(call, ranks_)); }
+Candidate& Selector::choose(const Call& call) {
+  return usual(remembered(call).ranges, call, message_bytes(call, ranks_));
+}
 
-Slot& Selector::choose_unruled(const Call& call) {
+Candidate& Selector::choose_unruled(const Call& call) {
   const auto& choice = remembered(call);
   return usual(choice.unruled ? *choice.unruled : choice.ranges, call, message_bytes(call, ranks_));
 }
 
-Slot* Selector::ruled(const Call& call) {
+Candidate* Selector::ruled(const Call& call) {
   if (tuning_.rules.empty() || eligible_.empty()) return nullptr;
   const Range& range = range_of(remembered(call).ranges, message_bytes(call, ranks_));
-  return range.forced ? range.slot : nullptr;
+  return range.forced ? range.candidate : nullptr;
 }
 
-Slot& Selector::usual(const Ranges& ranges, const Call& call, int64_t bytes) const {
+Candidate& Selector::usual(const Ranges& ranges, const Call& call, int64_t bytes) const {
   const Range& range = range_of(ranges, bytes);
   // Only very large counts, in all blocks together, make a communicator refuse a call whose types it supports.
-  if (bytes <= most_bytes_ || range.forced) return *range.slot;
-  const auto decision = Decision::of(*range.slot->communicator, call);
-  if (decision.native() || decision.native_on_copies()) return *range.slot;
-  for (auto* const slot : eligible_) {
-    if (slot->variant != 0 || excluded(*slot, call)) continue;
-    if (Decision::of(*slot->communicator, call).native()) return *slot;
+  if (bytes <= most_bytes_ || range.forced) return *range.candidate;
+  const auto decision = Decision::of(*range.candidate->communicator, call);
+  if (decision.native() || decision.native_on_copies()) return *range.candidate;
+  for (auto* const candidate : eligible_) {
+    if (candidate->variant != 0 || excluded(*candidate, call)) continue;
+    if (Decision::of(*candidate->communicator, call).native()) return *candidate;
   }
-  return *range.slot;
+  return *range.candidate;
 }
 
 const Selector::Range& Selector::range_of(const Ranges& ranges, int64_t bytes) {
@@ -123,11 +125,11 @@ const Selector::Choice& Selector::decide(const Call& made) {
   choice.pairs = pairs_of(compared);
   if (compared.known()) {
     for (const auto& range : cheapest(compared.curves)) {
-      sized.push_back({range.from, compared.slots[range.curve], false});
+      sized.push_back({range.from, compared.candidates[range.curve], false});
     }
-    unsized = {0, compared.slots[cheapest_overall(compared.curves)], false};
+    unsized = {0, compared.candidates[cheapest_overall(compared.curves)], false};
   } else {
-    auto* const first = compared.slots.empty() ? stand_in(call) : compared.slots.front();
+    auto* const first = compared.candidates.empty() ? stand_in(call) : compared.candidates.front();
     unsized = {0, first == nullptr ? eligible_.front() : first, false};
     sized = {unsized};
   }
@@ -137,24 +139,24 @@ const Selector::Choice& Selector::decide(const Call& made) {
   }
   for (const auto& rule : tuning_.rules) {
     if (rule.op != measured_as(call.op) || rule.vectored != call.vectored) continue;
-    for (auto& slot : *slots_) {
-      if (slot.name == rule.candidate) overlay(choice, rule, slot);
+    for (auto& candidate : *candidates_) {
+      if (candidate.name == rule.candidate) overlay(choice, rule, candidate);
     }
   }
   return *choices_.emplace_back(std::make_unique<const Choice>(std::move(choice)));
 }
 
-void Selector::overlay(Choice& choice, const Tuning::Rule& rule, Slot& slot) const {
+void Selector::overlay(Choice& choice, const Tuning::Rule& rule, Candidate& candidate) const {
   if (!choice.unruled) choice.unruled = choice.ranges;
   auto& [sized, unsized] = choice.ranges;
-  if (rule.from == 0 && rule.to == Tuning::Rule::kNoEnd) unsized = {0, &slot, true};
+  if (rule.from == 0 && rule.to == Tuning::Rule::kNoEnd) unsized = {0, &candidate, true};
   std::vector<Range> changed;
   Range resumed = range_of(choice.ranges, rule.to);
   resumed.from = rule.to;
   for (const auto& range : sized) {
     if (range.from < rule.from) changed.push_back(range);
   }
-  changed.push_back({rule.from, &slot, true});
+  changed.push_back({rule.from, &candidate, true});
   if (rule.to != Tuning::Rule::kNoEnd) changed.push_back(resumed);
   for (const auto& range : sized) {
     if (range.from > rule.to) changed.push_back(range);
@@ -166,13 +168,13 @@ void Selector::overlay(Choice& choice, const Tuning::Rule& rule, Slot& slot) con
 
 std::vector<Selector::Pair> Selector::pairs_of(const Field& compared) const {
   std::vector<Pair> pairs;
-  for (const auto& slot : *slots_) {
-    if (slot.striped == nullptr || slot.variant != 0) continue;
-    Pair pair{slot.striped, {&kUnmeasured, &kUnmeasured}};
+  for (const auto& candidate : *candidates_) {
+    if (candidate.striped == nullptr || candidate.variant != 0) continue;
+    Pair pair{candidate.striped, {&kUnmeasured, &kUnmeasured}};
     for (const auto& cost : tuning_.costs) {
       if (cost.subject != compared.measured) continue;
       for (std::size_t i = 0; i < pair.curves.size(); ++i) {
-        if (cost.candidate == slot.striped->parts()[i].name) pair.curves[i] = &cost.curve;
+        if (cost.candidate == candidate.striped->parts()[i].name) pair.curves[i] = &cost.curve;
       }
     }
     pairs.push_back(pair);
@@ -199,25 +201,25 @@ int32_t Selector::Pair::share(int64_t bytes) const {
   return low;
 }
 
-std::optional<int32_t> Selector::share(const Slot& slot, const Call& call) {
+std::optional<int32_t> Selector::share(const Candidate& candidate, const Call& call) {
   constexpr int64_t kUnsized = int64_t{1} << 20;  // the assumed size of uneven calls, whose size not all ranks know
-  if (slot.striped == nullptr || !row(call.op).is(kCuttable)) return std::nullopt;
+  if (candidate.striped == nullptr || !row(call.op).is(kCuttable)) return std::nullopt;
   const auto bytes = message_bytes(call, ranks_);
   if (bytes >= 0 && bytes < kLeastCut) return std::nullopt;
-  if (const auto fixed = StripedCommunicator::share_of(slot.variant)) return fixed;
+  if (const auto fixed = StripedCommunicator::share_of(candidate.variant)) return fixed;
   for (const auto& pair : remembered(call).pairs) {
-    if (pair.striped == slot.striped) return pair.share(bytes < 0 ? kUnsized : bytes);
+    if (pair.striped == candidate.striped) return pair.share(bytes < 0 ? kUnsized : bytes);
   }
   return Stripes::kWhole / 2;
 }
 
-std::optional<Stripes> Selector::cut(const Slot& slot, const Call& call) {
-  const auto part = share(slot, call);
+std::optional<Stripes> Selector::cut(const Candidate& candidate, const Call& call) {
+  const auto part = share(candidate, call);
   if (!part) return std::nullopt;
   Stripes stripes;
   stripes.share = *part;
   for (std::size_t i = 0; i < stripes.packed.size(); ++i) {
-    stripes.packed[i] = slot.striped->parts()[i].communicator->packed();
+    stripes.packed[i] = candidate.striped->parts()[i].communicator->packed();
   }
   if (call.vectored) return stripes;
   const int64_t block = block_elements(call, ranks_);
@@ -229,33 +231,33 @@ std::optional<Stripes> Selector::cut(const Slot& slot, const Call& call) {
 
 void Selector::refine(int64_t period) {
   end_trials();
-  refinement_ = period == 0 ? nullptr : std::make_unique<Refinement>(period, slots_->size());
+  refinement_ = period == 0 ? nullptr : std::make_unique<Refinement>(period, candidates_->size());
 }
 
-Slot* Selector::choose(const Call& call, int64_t bytes, Timing& timing) {
+Candidate* Selector::choose(const Call& call, int64_t bytes, Timing& timing) {
   const auto& choice = remembered(call);
-  Slot& slot = usual(choice.ranges, call, bytes);
+  Candidate& candidate = usual(choice.ranges, call, bytes);
   if (bytes < choice.trials_from && refinement_ == nullptr) [[likely]]
-    return &slot;
-  if (range_of(choice.ranges, bytes).forced) return &slot;  // the user's rule
+    return &candidate;
+  if (range_of(choice.ranges, bytes).forced) return &candidate;  // the user's rule
   const bool tried = timing.direct && refinement_ == nullptr && choice.decided != nullptr;
   if (tried && bytes <= INT_MAX) {
     if (auto* const decided = (*choice.decided)[Trials::octave(bytes)].load(std::memory_order_relaxed)) return decided;
   }
-  if (!can_be_timed(call, bytes)) return &slot;
+  if (!can_be_timed(call, bytes)) return &candidate;
   // Asynchronous calls have no time of their own, and one of any form may be asynchronous on some ranks. The group
   // decides that: a call that different threads make, as in a step of a pass, has any form on some ranks only.
-  if (refinement_ != nullptr && (call.asynchronous || (call.any_form && timing.any_form))) return &slot;
-  if (refinement_ != nullptr) return refined(call, bytes, slot, timing);
+  if (refinement_ != nullptr && (call.asynchronous || (call.any_form && timing.any_form))) return &candidate;
+  if (refinement_ != nullptr) return refined(call, bytes, candidate, timing);
   // Passes may issue calls in an order of their own, which the trials of two ranks might count differently.
-  if (!tried) return &slot;
-  auto turn = trials_->next(call, bytes, [&] { return options(call, bytes, slot); });
+  if (!tried) return &candidate;
+  auto turn = trials_->next(call, bytes, [&] { return options(call, bytes, candidate); });
   if (!turn) return nullptr;
   timing.trial = std::move(turn->trial);
   timing.tried = turn->count;
-  auto* const candidate = &at(turn->candidate);
-  if (turn->decided) (*choice.decided)[Trials::octave(bytes)].store(candidate, std::memory_order_relaxed);
-  return candidate;
+  auto* const chosen = &at(turn->candidate);
+  if (turn->decided) (*choice.decided)[Trials::octave(bytes)].store(chosen, std::memory_order_relaxed);
+  return chosen;
 }
 
 // Not point-to-point calls, as not all ranks make them, calls whose size not all ranks know, and device calls, whose
@@ -269,47 +271,49 @@ void Selector::withdraw(const Timing& timing) {
   if (timing.refined.bucket != nullptr && refinement_ != nullptr) refinement_->withdraw(timing.refined);
 }
 
-Slot* Selector::refined(const Call& call, int64_t bytes, Slot& usual, Timing& timing) {
+Candidate* Selector::refined(const Call& call, int64_t bytes, Candidate& usual, Timing& timing) {
   const auto turn = refinement_->next(call, bytes);
   timing.refined = turn.count;
   if (turn.part == Refinement::Part::Nothing) [[likely]]
     return &usual;
-  Slot* slot = turn.part == Refinement::Part::Trial ? try_another(*turn.count.bucket, call, bytes, usual) : &usual;
-  if (slot == nullptr) return &usual;
-  auto& series = turn.count.bucket->series[place_of(*slot)];
+  Candidate* candidate =
+      turn.part == Refinement::Part::Trial ? try_another(*turn.count.bucket, call, bytes, usual) : &usual;
+  if (candidate == nullptr) return &usual;
+  auto& series = turn.count.bucket->series[place_of(*candidate)];
   if (turn.part == Refinement::Part::Trial) timing.refined.tried = &series;
   timing.stopwatch.start(*refinement_, series);
-  return slot;
+  return candidate;
 }
 
-std::size_t Selector::place_of(const Slot& slot) const {
-  const auto found = std::find_if(slots_->begin(), slots_->end(), [&](const Slot& other) { return &other == &slot; });
-  return static_cast<std::size_t>(std::distance(slots_->begin(), found));
+std::size_t Selector::place_of(const Candidate& candidate) const {
+  const auto found = std::find_if(candidates_->begin(), candidates_->end(),
+                                  [&](const Candidate& other) { return &other == &candidate; });
+  return static_cast<std::size_t>(std::distance(candidates_->begin(), found));
 }
 
-Slot* Selector::try_another(Refinement::Bucket& bucket, const Call& call, int64_t bytes, const Slot& chosen) {
+Candidate* Selector::try_another(Refinement::Bucket& bucket, const Call& call, int64_t bytes, const Candidate& chosen) {
   const Field compared = field(call);
-  std::vector<Slot*> slots;
+  std::vector<Candidate*> candidates;
   std::vector<Refinement::Option> others;
   Refinement::Option mine{place_of(chosen), false, 0};
-  for (std::size_t i = 0; i < compared.slots.size(); ++i) {
+  for (std::size_t i = 0; i < compared.candidates.size(); ++i) {
     const auto* curve = compared.curves[i];
-    const Refinement::Option option{place_of(*compared.slots[i]), curve->known(), curve->at(bytes)};
-    if (compared.slots[i] == &chosen) {
+    const Refinement::Option option{place_of(*compared.candidates[i]), curve->known(), curve->at(bytes)};
+    if (compared.candidates[i] == &chosen) {
       mine = option;
     } else {
-      slots.push_back(compared.slots[i]);
+      candidates.push_back(compared.candidates[i]);
       others.push_back(option);
     }
   }
   const auto* picked = refinement_->pick(bucket, mine, others);
-  return picked == nullptr ? nullptr : slots[static_cast<std::size_t>(picked - others.data())];
+  return picked == nullptr ? nullptr : candidates[static_cast<std::size_t>(picked - others.data())];
 }
 
 std::vector<Selector::Change> Selector::adopt(std::span<const int64_t> agreed) {
   std::vector<Change> changes;
   std::vector<const Call*> calls;
-  const auto width = slots_->size();
+  const auto width = candidates_->size();
   for (const auto& bucket : refinement_->buckets()) {
     const auto costs = agreed.subspan(calls.size() * width, width);
     const auto& call = bucket->call();
@@ -341,14 +345,14 @@ void Selector::update(const Call& kind, std::span<const int64_t> agreed) {
       tuning_.costs.push_back(std::move(copy));
     }
   }
-  const Slot& chosen = choose(kind);
+  const Candidate& chosen = choose(kind);
   const auto mine = agreed[place_of(chosen)];
   const auto& used = cost_of(compared.own, chosen.name).curve;
   const auto moved = mine != Refinement::kUnknown && used.known() ? mine - used.at(bytes) : 0;
   std::size_t place = 0;
-  for (const auto& slot : *slots_) {
+  for (const auto& candidate : *candidates_) {
     const auto measured = agreed[place++];
-    auto& cost = cost_of(compared.own, slot.name);
+    auto& cost = cost_of(compared.own, candidate.name);
     if (measured == Refinement::kUnknown && !cost.curve.known()) continue;
     const auto fresh = measured == Refinement::kUnknown ? cost.curve.at(bytes) + moved : measured;
     cost.curve.put({bytes, static_cast<int32_t>(fresh)});
@@ -376,11 +380,11 @@ void Selector::start_trials() {
   trials_.reset();
   if (group_.empty() || eligible_.size() < 2 || ranks_ < 2) return;
   std::vector<std::string> names;
-  for (const auto& slot : *slots_) names.push_back(slot.name);
+  for (const auto& candidate : *candidates_) names.push_back(candidate.name);
   trials_ = std::make_shared<Trials>(group_, resets_++, names);
   for (const auto& tried : tuning_.tried) {
-    const auto found = std::ranges::find(eligible_, tried.candidate,
-                                         [](const Slot* slot) -> const std::string& { return slot->name; });
+    const auto found = std::ranges::find(
+        eligible_, tried.candidate, [](const Candidate* candidate) -> const std::string& { return candidate->name; });
     if (found == eligible_.end() || excluded(**found, tried.call)) continue;
     trials_->remember(tried.call, place_of(**found), tried.cost);
   }
@@ -401,7 +405,7 @@ int64_t Selector::uncovered_from(const Subject& subject) const {
 }
 
 // The candidates that similar calls, or smaller ones, do not show to be hopeless: 16 times as slow as the best.
-Trials::Options Selector::options(const Call& call, int64_t bytes, const Slot& usual) const {
+Trials::Options Selector::options(const Call& call, int64_t bytes, const Candidate& usual) const {
   constexpr int32_t kHopeless = 4 << 16;
   const Field compared = field(call);
   int32_t best = std::numeric_limits<int32_t>::max();
@@ -409,13 +413,13 @@ Trials::Options Selector::options(const Call& call, int64_t bytes, const Slot& u
     if (curve->known()) best = std::min(best, curve->at(bytes));
   }
   Trials::Options result{place_of(usual), {}};
-  for (std::size_t i = 0; i < compared.slots.size(); ++i) {
-    const auto& slot = *compared.slots[i];
+  for (std::size_t i = 0; i < compared.candidates.size(); ++i) {
+    const auto& candidate = *compared.candidates[i];
     // A stripe computes its share, and does not cut small calls.
-    if (slot.striped != nullptr && (slot.variant != 0 || bytes < kLeastCut)) continue;
+    if (candidate.striped != nullptr && (candidate.variant != 0 || bytes < kLeastCut)) continue;
     const auto& curve = *compared.curves[i];
     if (curve.known() && curve.at(bytes) - kHopeless > best) continue;
-    result.tried.push_back(place_of(slot));
+    result.tried.push_back(place_of(candidate));
   }
   return result;
 }
@@ -426,7 +430,7 @@ void Selector::end_trials() {
   group_.clear();
   trials_.reset();
   for (const auto& result : results) {
-    std::vector<int64_t> costs(slots_->size(), Trials::kUnknown);
+    std::vector<int64_t> costs(candidates_->size(), Trials::kUnknown);
     for (const auto& [place, cost] : result.costs) costs[place] = cost;
     update(result.call, costs);
   }
@@ -437,18 +441,20 @@ void Selector::end_trials() {
 CostModel Selector::cost_model(DeviceType device) const {
   CostModel model;
   std::map<std::string, uint32_t> resources;
-  if (slots_ == nullptr) return model;
-  for (const auto& slot : *slots_) {
-    for (const auto& name : libraries_of(slot.backend.name)) {
+  if (candidates_ == nullptr) return model;
+  for (const auto& candidate : *candidates_) {
+    for (const auto& name : libraries_of(candidate.backend.name)) {
       if (!resources.contains(name)) resources[name] = model.add({.name = name});
     }
   }
   for (const auto& cost : tuning_.costs) {
-    const auto slot = std::ranges::find_if(*slots_, [&](const Slot& one) { return one.name == cost.candidate; });
+    const auto candidate =
+        std::ranges::find_if(*candidates_, [&](const Candidate& one) { return one.name == cost.candidate; });
     const auto& subject = cost.subject;
-    if (slot == slots_->end() || subject.device != device || subject.asynchronous || !cost.curve.known()) continue;
+    if (candidate == candidates_->end() || subject.device != device || subject.asynchronous || !cost.curve.known())
+      continue;
     std::vector<Demand> demands;
-    for (const auto& name : libraries_of(slot->backend.name)) demands.push_back({.resource = resources.at(name)});
+    for (const auto& name : libraries_of(candidate->backend.name)) demands.push_back({.resource = resources.at(name)});
     model.add({Task::Kind::Issue, subject.op, subject.vectored, subject.types, cost.candidate},
               {.curve = cost.curve, .demands = std::move(demands)});
   }

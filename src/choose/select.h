@@ -15,26 +15,13 @@
 #include <string>
 #include <vector>
 
+#include "choose/candidate.h"
 #include "choose/cost_model.h"
 #include "choose/curve.h"
 #include "choose/refine.h"
 #include "choose/trials.h"
-#include "plugin/backend.h"
-#include "runtime/registry.h"
-#include "runtime/striped.h"
 
 namespace mcr {
-
-/// A candidate: a backend's communicator, and the variant to use.
-struct Slot {
-  Registry::Entry& backend;
-  std::shared_ptr<Communicator> communicator;  // shared with running Works and with the backend's other variants
-  const std::string& name;                     // canonical (base/candidate.h); owned by the registry
-  uint8_t variant = 0;
-  std::optional<DeviceType> streams;             // the communicator's, cached
-  const StripedCommunicator* striped = nullptr;  // the communicator, if it is striped
-  bool always_starts = communicator->always_starts();
-};
 
 /// The measurements of one group. Equal on all ranks of the group, so that the choices are equal too.
 struct Tuning {
@@ -101,22 +88,22 @@ class Selector {
   explicit Selector(int ranks) : ranks_(ranks), most_bytes_(std::numeric_limits<int>::max() / ranks) {}
 
   /// Sets new candidates or measurements, forgets the choices derived from the old ones, and restarts refinement.
-  void reset(std::list<Slot>& slots, Tuning tuning);
+  void reset(std::list<Candidate>& candidates, Tuning tuning);
   const Tuning& tuning() const { return tuning_; }
 
   /// The candidate for a call that names none: the user's rule; else the cheapest by the cost curves among those that
   /// do the call natively and are not excluded; without curves the first of those, in the order in which the backends
   /// were given.
-  Slot& choose(const Call& call);
+  Candidate& choose(const Call& call);
   /// The candidate that a rule of the user names for the call; null: none does. Passes that choose by another call than
   /// the program's ask this for the program's call, and then choose_unruled() for the other: rules are for the
   /// program's calls.
-  Slot* ruled(const Call& call);
-  Slot& choose_unruled(const Call& call);
+  Candidate* ruled(const Call& call);
+  Candidate& choose_unruled(const Call& call);
   /// The candidate for a call of the program, in the order of the group's calls: refinement and trials may use another
   /// candidate and time it. `bytes`: its message_bytes(). Null: the ranks must agree first, in await_trials(); then
   /// call this again.
-  Slot* choose(const Call& call, int64_t bytes, Timing& timing);
+  Candidate* choose(const Call& call, int64_t bytes, Timing& timing);
   /// Gives back what choose() has counted for the group's latest call, which has failed on this rank before anything
   /// was sent: else this rank would use other candidates than the others from then on.
   void withdraw(const Timing& timing);
@@ -129,12 +116,12 @@ class Selector {
 
   /// The part of the call that a striped candidate gives to its first backend, in thousandths; nothing if it is not
   /// striped, or the call is not cut. Equal on all ranks, as stripes().
-  std::optional<int32_t> share(const Slot& slot, const Call& call);
+  std::optional<int32_t> share(const Candidate& candidate, const Call& call);
 
   /// How a striped candidate splits the call; nothing if its first part gets the whole. Depends on the data's size and
   /// the parts' cost curves, or on the candidate's own share: equal on all ranks, except for what is local in Stripes.
-  std::optional<Stripes> stripes(const Slot& slot, const Call& call) {
-    return slot.striped == nullptr ? std::nullopt : cut(slot, call);
+  std::optional<Stripes> stripes(const Candidate& candidate, const Call& call) {
+    return candidate.striped == nullptr ? std::nullopt : cut(candidate, call);
   }
 
   /// Turns refinement on, with no calls counted, or off (0), and ends the trials: their results become costs. Called at
@@ -153,18 +140,18 @@ class Selector {
   std::vector<Change> adopt(std::span<const int64_t> agreed);
 
   struct Explanation {
-    const Slot* chosen;
+    const Candidate* chosen;
     bool forced;   // by a rule
     bool guessed;  // from the curves of another class of types, of the form with equal counts, or of blocking calls
     bool tried;    // by results of trials
     bool trying;   // further calls may use other candidates, until the trials have decided
-    struct Candidate {
-      const Slot* slot;
+    struct Estimate {
+      const Candidate* candidate;
       std::optional<int32_t> cost;  // at the call's size, or at 0 if it is not known; nothing: not measured
       bool refined;
     };
-    std::vector<Candidate> candidates;  // the candidates compared
-    std::vector<const Slot*> excluded;  // by the measurements; others that do the call natively
+    std::vector<Estimate> candidates;        // those compared
+    std::vector<const Candidate*> excluded;  // by the measurements; others that do the call natively
   };
   /// `direct`: as in Timing.
   Explanation explain(const Call& call, bool direct = true);
@@ -177,7 +164,7 @@ class Selector {
  private:
   struct Range {
     int64_t from;
-    Slot* slot;
+    Candidate* candidate;
     bool forced;
   };
   // The cost curves of a striped candidate's parts.
@@ -187,7 +174,7 @@ class Selector {
     int32_t share(int64_t bytes) const;
   };
   // The candidates on which trials have decided, by octave of sizes; null: none yet.
-  using Decided = std::array<std::atomic<Slot*>, Trials::kOctaves>;
+  using Decided = std::array<std::atomic<Candidate*>, Trials::kOctaves>;
   static constexpr int64_t kCovered = std::numeric_limits<int64_t>::max();
   struct Ranges {
     std::vector<Range> sized;  // starting at 0, never empty
@@ -202,8 +189,8 @@ class Selector {
   };
   using Subject = Tuning::Subject;
   struct Field {
-    std::vector<Slot*> slots;
-    std::vector<const CostCurve*> curves;  // one per slot; empty if there is none
+    std::vector<Candidate*> candidates;
+    std::vector<const CostCurve*> curves;  // one per candidate; empty if there is none
     Subject own, measured;                 // the call's, and that of the curves
     bool known() const;
     bool guessed() const { return !(own == measured); }
@@ -215,35 +202,35 @@ class Selector {
   const Choice& remembered(const Call& call);
   const Choice& decide(const Call& call);
   Field field(const Call& call) const;
-  std::vector<Slot*> native(const Call& call) const;
-  std::vector<Slot*> allowed(const Call& call) const;
-  bool excluded(const Slot& slot, const Call& call) const;
-  Slot* stand_in(const Call& call) const;
-  std::vector<const CostCurve*> curves_of(const std::vector<Slot*>& slots, const Subject& subject) const;
-  std::optional<Stripes> cut(const Slot& slot, const Call& call);
+  std::vector<Candidate*> native(const Call& call) const;
+  std::vector<Candidate*> allowed(const Call& call) const;
+  bool excluded(const Candidate& candidate, const Call& call) const;
+  Candidate* stand_in(const Call& call) const;
+  std::vector<const CostCurve*> curves_of(const std::vector<Candidate*>& candidates, const Subject& subject) const;
+  std::optional<Stripes> cut(const Candidate& candidate, const Call& call);
   std::vector<Pair> pairs_of(const Field& compared) const;
-  void overlay(Choice& choice, const Tuning::Rule& rule, Slot& slot) const;
-  Slot& usual(const Ranges& ranges, const Call& call, int64_t bytes) const;
+  void overlay(Choice& choice, const Tuning::Rule& rule, Candidate& candidate) const;
+  Candidate& usual(const Ranges& ranges, const Call& call, int64_t bytes) const;
   static const Range& range_of(const Ranges& ranges, int64_t bytes);
   void find_eligible();
   void forget();
-  std::size_t place_of(const Slot& slot) const;
-  Slot* refined(const Call& call, int64_t bytes, Slot& usual, Timing& timing);
-  Trials::Options options(const Call& call, int64_t bytes, const Slot& usual) const;
+  std::size_t place_of(const Candidate& candidate) const;
+  Candidate* refined(const Call& call, int64_t bytes, Candidate& usual, Timing& timing);
+  Trials::Options options(const Call& call, int64_t bytes, const Candidate& usual) const;
   int64_t uncovered_from(const Subject& subject) const;
   void start_trials();
   void end_trials();
   void explain_trials(const Call& call, int64_t bytes, Explanation& result);
   static bool can_be_timed(const Call& call, int64_t bytes);
-  Slot& at(std::size_t place) { return *std::next(slots_->begin(), static_cast<std::ptrdiff_t>(place)); }
-  Slot* try_another(Refinement::Bucket& bucket, const Call& call, int64_t bytes, const Slot& chosen);
+  Candidate& at(std::size_t place) { return *std::next(candidates_->begin(), static_cast<std::ptrdiff_t>(place)); }
+  Candidate* try_another(Refinement::Bucket& bucket, const Call& call, int64_t bytes, const Candidate& chosen);
   void update(const Call& kind, std::span<const int64_t> agreed);
   Tuning::Cost& cost_of(const Subject& subject, const std::string& candidate);
 
   int ranks_;
   int64_t most_bytes_;  // of a call whose blocks no communicator refuses
-  std::list<Slot>* slots_ = nullptr;
-  std::vector<Slot*> eligible_;  // those of calls that name no candidate: all that move data, or all if none does
+  std::list<Candidate>* candidates_ = nullptr;
+  std::vector<Candidate*> eligible_;  // for calls that name none: all that move data, or all if none does
   Tuning tuning_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<const Choice>> choices_;

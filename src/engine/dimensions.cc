@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/candidate.h"
+#include "base/candidate_name.h"
 #include "base/pool.h"
 #include "base/text.h"
 #include "engine/dispatch.h"
@@ -20,13 +20,13 @@ DimensionsCommunicator::DimensionsCommunicator(std::span<const Part> parts, cons
       executor_(std::make_shared<Executor>(true, std::vector{&dimensions.entry.progress})) {
   for (std::size_t i = 0; i < parts.size(); ++i) {
     if (parts[i].group == nullptr) continue;
-    auto* slot = parts[i].group->find(parts[i].candidate);
-    if (slot == nullptr || slot->streams) {
+    auto* candidate = parts[i].group->find(parts[i].candidate);
+    if (candidate == nullptr || candidate->streams) {
       throw Error(ErrorCode::InvalidArgument,
                   "backend: expected a library of the host for each dimension, got " + parts[i].candidate);
     }
     (*targets_)[i].group = parts[i].group;
-    (*targets_)[i].slot.emplace(*slot);
+    (*targets_)[i].candidate.emplace(*candidate);
   }
 }
 
@@ -46,7 +46,7 @@ void DimensionsCommunicator::issue(const Call& call, Lane& lane) {
   // The schedule outlives the run that calls this.
   const Start start = [targets = targets_, memory = std::weak_ptr(schedule)](const Task& task, Requests& requests) {
     auto& target = (*targets)[task.part];
-    requests.push_back(request_of(start_on(*target.group, target.slot.value(), task.call, memory.lock())));
+    requests.push_back(request_of(start_on(*target.group, target.candidate.value(), task.call, memory.lock())));
   };
   const auto run = make_pooled<Run>(schedule, start);
   lane.track(request_of(executor_, run));
@@ -57,20 +57,20 @@ void DimensionsCommunicator::issue(const Call& call, Lane& lane) {
 int DimensionsCommunicator::patience() const {
   int most = whole_->patience();
   for (const auto& target : *targets_) {
-    if (target.slot) most = std::max(most, target.slot->communicator->patience());
+    if (target.candidate) most = std::max(most, target.candidate->communicator->patience());
   }
   return most;
 }
 
 void DimensionsCommunicator::check() {
   for (const auto& target : *targets_) {
-    if (target.slot) target.slot->communicator->check();
+    if (target.candidate) target.candidate->communicator->check();
   }
 }
 
 void DimensionsCommunicator::abort() noexcept {
   for (const auto& target : *targets_) {
-    if (target.slot) target.slot->communicator->give_up();
+    if (target.candidate) target.candidate->communicator->give_up();
   }
 }
 
@@ -82,7 +82,7 @@ Registry::Entry& add_over_dimensions(std::string_view algorithm, const std::vect
 
 Dimensions dimensions_of(Group& group, const std::string& name) {
   auto* entry = Registry::instance().find(name);
-  const auto backends = Candidate::parse(name).parts;
+  const auto backends = CandidateName::parse(name).parts;
   const auto& outermost = backends.back();
   const auto* whole = group.find(outermost);
   if (entry == nullptr || whole == nullptr) {
@@ -92,8 +92,8 @@ Dimensions dimensions_of(Group& group, const std::string& name) {
   // By the backends, and by the group's own communicators, as not every rank has one in each dimension.
   const auto* over = dynamic_cast<const CompositeBackend*>(entry->backend.get());
   const bool moves_data = over != nullptr && over->moves_data() && std::ranges::all_of(backends, [&](const auto& part) {
-                            const auto* slot = group.find(part);
-                            return slot == nullptr || slot->communicator->moves_data();
+                            const auto* candidate = group.find(part);
+                            return candidate == nullptr || candidate->communicator->moves_data();
                           });
   return {*entry, whole->communicator, moves_data};
 }

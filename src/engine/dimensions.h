@@ -64,7 +64,7 @@ class DimensionsCommunicator : public Communicator {
   // Slots are copies: they keep the communicators, which the groups may remove meanwhile.
   struct Target {
     std::shared_ptr<Group> group;
-    std::optional<Slot> slot;  // none where the rank has no communicator
+    std::optional<Candidate> candidate;  // none where the rank has no communicator
   };
   using Targets = std::vector<Target>;
 

@@ -50,19 +50,19 @@ void check_tag(int largest, int tag) {
 }
 
 // The candidate that the call names, or the only backend; null: not chosen yet.
-const std::string* candidate(const Passage& passage) {
-  return passage.slot != nullptr ? &passage.slot->name : passage.group.only_backend();
+const std::string* candidate_name(const Passage& passage) {
+  return passage.candidate != nullptr ? &passage.candidate->name : passage.group.only_backend();
 }
 
 // The candidate under which ranks match a message: a backend's variants share its messages, unlike shares of a stripe.
 const std::string* matched_by(const Passage& passage) {
-  const auto* slot = passage.slot;
-  return slot != nullptr && slot->striped == nullptr ? &slot->backend.name : candidate(passage);
+  const auto* candidate = passage.candidate;
+  return candidate != nullptr && candidate->striped == nullptr ? &candidate->backend.name : candidate_name(passage);
 }
 
 int64_t enter(Passage& passage, std::shared_ptr<const Chain>* chain = nullptr) {
   const bool message = row(passage.call.op).is(kPeer);
-  const auto* name = message ? matched_by(passage) : candidate(passage);
+  const auto* name = message ? matched_by(passage) : candidate_name(passage);
   const auto number = passage.group.position().enter(passage.call, name, passage.notes.bytes, chain);
   if (number == Position::kClosed) throw refusal(passage, destroyed_group());
   return number;
@@ -71,7 +71,7 @@ int64_t enter(Passage& passage, std::shared_ptr<const Chain>* chain = nullptr) {
 // Prepares every call, before any pass sees it. False: there is nothing to do. A call that goes through passes has no
 // number yet; another one is inside its group.
 bool admit(Passage& passage) {
-  auto& [group, slot, call, plan, asynchronous, interrupt, notes] = passage;
+  auto& [group, candidate, call, plan, asynchronous, interrupt, notes] = passage;
   try {
     Stop::check();
     if (const auto* lost = group.position().lost()) [[unlikely]]
@@ -79,7 +79,7 @@ bool admit(Passage& passage) {
     if (group.closed()) throw destroyed_group();
     flatten(call, plan);
     validate(call, plan, group.rank(), group.size());
-    if (empty(call) && slot == nullptr && group.slots().empty()) throw no_backend();
+    if (empty(call) && candidate == nullptr && group.candidates().empty()) throw no_backend();
   } catch (const Error& error) {
     throw refusal(passage, error);
   }
@@ -103,7 +103,7 @@ Activity::What activity_of(const Passage& passage) {
   const auto* notes = &passage.notes;
   while (notes->whole != nullptr) notes = notes->whole;
   return {.label = &passage.group.position().label(),
-          .backend = candidate(passage),
+          .backend = candidate_name(passage),
           .seq = notes->seq,
           .bytes = notes->bytes,
           .limit = passage.call.timeout,
@@ -133,9 +133,9 @@ auto counted(Passage& passage, const Body& body) {
 
 std::shared_ptr<Work> make_work(Passage& passage, Requests requests, std::shared_ptr<StreamPoint> point = nullptr,
                                 bool brief = false) {
-  auto& [group, slot, call, plan, asynchronous, interrupt, notes] = passage;
+  auto& [group, candidate, call, plan, asynchronous, interrupt, notes] = passage;
   if (plan.keep != nullptr) plan.kept = plan.keep(plan.keeper);
-  auto& chosen = slot == nullptr ? group.slots().front() : *slot;
+  auto& chosen = candidate == nullptr ? group.candidates().front() : *candidate;
   auto made = make_pooled<Work>(Work::Context{call.op, &group.position().label(), &chosen.name,
                                               &chosen.backend.progress, call.timeout, notes.seq, notes.bytes, brief},
                                 std::move(plan), chosen.communicator);
@@ -158,7 +158,7 @@ std::shared_ptr<Work> nothing_to_do(Passage& passage) {
   return work;
 }
 
-// By its own progress, as an abort may have ended the group and its slots meanwhile.
+// By its own progress, as an abort may have ended the group and its candidates meanwhile.
 void watch(std::shared_ptr<Work> work) {
   auto* progress = work->progress();
   if (progress != nullptr) progress->watch(std::move(work));
@@ -187,7 +187,7 @@ class Issue {
       if (decision_.form == Form::Stream) return run_on_stream(passage_), -1;
       if (decision_.form == Form::Staged) return wait_for(passage_, *stage());
       if (polled()) lane = Lane(false);
-      if (lane.blocking() && Executor::any() && passage_.slot->communicator->excludes_threads()) [[unlikely]] {
+      if (lane.blocking() && Executor::any() && passage_.candidate->communicator->excludes_threads()) [[unlikely]] {
         const Activity::Polling polling;
         Executor::finish(passage_.group.position(), passage_.call.timeout, passage_.interrupt);
       }
@@ -261,8 +261,8 @@ class Issue {
     timing_.trial->waited({});
   }
 
-  Slot& choose() {
-    auto& [group, slot, call, plan, asynchronous, interrupt, notes] = passage_;
+  Candidate& choose() {
+    auto& [group, candidate, call, plan, asynchronous, interrupt, notes] = passage_;
     const auto bytes = timing_.direct ? notes.bytes : message_bytes(call, group.size());
     for (;;) {
       if (auto* chosen = group.choose(call, bytes, timing_)) [[likely]]
@@ -288,19 +288,19 @@ class Issue {
   }
 
   void prepare() {
-    auto& [group, slot, call, plan, asynchronous, interrupt, notes] = passage_;
+    auto& [group, candidate, call, plan, asynchronous, interrupt, notes] = passage_;
     if (call.coding != nullptr && (call.coding->codec != nullptr || call.coding->automatic)) {
       throw Error(ErrorCode::InvalidArgument, "codec '" + call.coding->text +
                                                   "': expected the pass \"compress\" in the group's chain, which " +
                                                   "mcr_dl.set_passes([\"compress\"]) puts there");
     }
-    if (slot == nullptr) slot = &choose();
-    call.variant = slot->variant;
-    auto& communicator = *slot->communicator;
+    if (candidate == nullptr) candidate = &choose();
+    call.variant = candidate->variant;
+    auto& communicator = *candidate->communicator;
     brief_ = communicator.brief(call);
     if (!brief_) release(lock_);
     if (row(call.op).is(kPeer)) check_tag(communicator.largest_tag(), call.tag);
-    if (slot->streams && row(call.op).extent == Extent::None) call.device = group.device(*slot->streams);
+    if (candidate->streams && row(call.op).extent == Extent::None) call.device = group.device(*candidate->streams);
     if (call.in.data != nullptr && !communicator.takes_in_place(call)) separate(call, plan);
     if (call.vectored && communicator.packed()) pack(call, plan);
     decision_ = Decision::of(communicator, call);
@@ -309,7 +309,7 @@ class Issue {
       release(lock_);
     }
     if (decision_.form == Form::Stream) {
-      check_device(group.device(*slot->streams), call.device);
+      check_device(group.device(*candidate->streams), call.device);
       decision_.reduction.prepare(call, plan, group.rank());
     }
     if (decision_.form == Form::Unsupported) {
@@ -319,21 +319,21 @@ class Issue {
                                               "for dtype " + std::string(row(call.dtype).name) + " on device " +
                                               std::string(name(call.device.type)) + ", and no fallback");
     }
-    span_ = Profiler::span(call.op, slot->name);
+    span_ = Profiler::span(call.op, candidate->name);
   }
 
   bool polled() const {
     const auto& call = passage_.call;
-    return decision_.form == Form::Emulated || Position::detail() || passage_.slot->always_starts ||
-           ((call.any_form || row(call.op).is(kPeer)) && !passage_.slot->communicator->forms_match()) ||
+    return decision_.form == Form::Emulated || Position::detail() || passage_.candidate->always_starts ||
+           ((call.any_form || row(call.op).is(kPeer)) && !passage_.candidate->communicator->forms_match()) ||
            Executor::driving();
   }
 
   // Adds the last steps to the plan in the order in which they must run: combine, finish the reduction, copy to the
   // outputs.
   void issue(Lane& lane) {
-    auto& [group, slot, call, plan, asynchronous, interrupt, notes] = passage_;
-    auto& communicator = *slot->communicator;
+    auto& [group, candidate, call, plan, asynchronous, interrupt, notes] = passage_;
+    auto& communicator = *candidate->communicator;
     decision_.reduction.prepare(call, plan, group.rank());
     mark_sent(notes);
     try {
@@ -341,7 +341,7 @@ class Issue {
         const auto schedule = Schedule::make();
         emulate(call, group.rank(), group.size(), *schedule);
         begin(schedule, lane, [&](uint8_t) -> Communicator& { return communicator; });
-      } else if (slot->striped == nullptr || !issue_striped(lane)) [[likely]] {
+      } else if (candidate->striped == nullptr || !issue_striped(lane)) [[likely]] {
         communicator.issue(call, lane);
       }
     } catch (...) {
@@ -354,11 +354,11 @@ class Issue {
 
   // False: the first part gets the whole call.
   bool issue_striped(Lane& lane) {
-    const auto stripes = passage_.group.selector().stripes(*passage_.slot, passage_.call);
+    const auto stripes = passage_.group.selector().stripes(*passage_.candidate, passage_.call);
     if (!stripes) return false;
     const auto schedule = Schedule::make();
     stripe(passage_.call, passage_.group.size(), *stripes, *schedule);
-    const auto& parts = passage_.slot->striped->parts();
+    const auto& parts = passage_.candidate->striped->parts();
     begin(schedule, lane, [&](uint8_t part) -> Communicator& { return *parts[part].communicator; });
     return true;
   }
@@ -416,8 +416,8 @@ Outcome Next::operator()(Passage& passage) const {
   return last ? Outcome{nullptr, Issue(passage, nullptr, false).run()} : go_on();
 }
 
-int run(Group& group, Slot* slot, Call& call, Plan& plan, Interrupt interrupt, CallerLock* lock) {
-  Passage passage{group, slot, call, plan, false, interrupt};
+int run(Group& group, Candidate* candidate, Call& call, Plan& plan, Interrupt interrupt, CallerLock* lock) {
+  Passage passage{group, candidate, call, plan, false, interrupt};
   if (!admit(passage)) return -1;
   if (passage.notes.seq == 0) [[unlikely]] {
     release(lock);
@@ -431,8 +431,9 @@ int run(Group& group, Slot* slot, Call& call, Plan& plan, Interrupt interrupt, C
   return counted(passage, [&] { return Issue(passage, lock).run(); });
 }
 
-std::shared_ptr<Work> start(Group& group, Slot* slot, Call& call, Plan& plan, Interrupt interrupt, CallerLock* lock) {
-  Passage passage{group, slot, call, plan, true, interrupt};
+std::shared_ptr<Work> start(Group& group, Candidate* candidate, Call& call, Plan& plan, Interrupt interrupt,
+                            CallerLock* lock) {
+  Passage passage{group, candidate, call, plan, true, interrupt};
   if (!admit(passage)) return nothing_to_do(passage);
   if (passage.notes.seq == 0) [[unlikely]] {
     release(lock);
@@ -444,9 +445,9 @@ std::shared_ptr<Work> start(Group& group, Slot* slot, Call& call, Plan& plan, In
   return counted(passage, [&] { return Issue(passage, lock).start(); });
 }
 
-std::shared_ptr<Work> start_through(const std::shared_ptr<const Chain>& chain, Group& group, Slot* slot, Call& call,
-                                    Plan& plan) {
-  Passage passage{group, slot, call, plan, true};
+std::shared_ptr<Work> start_through(const std::shared_ptr<const Chain>& chain, Group& group, Candidate* candidate,
+                                    Call& call, Plan& plan) {
+  Passage passage{group, candidate, call, plan, true};
   if (!admit(passage)) return nothing_to_do(passage);
   if (passage.notes.seq == 0) enter_with_passes(passage);
   const Group::Inside inside(group, std::adopt_lock);

@@ -12,12 +12,12 @@ Error refusal(const Passage& passage, ErrorCode code, const std::string& text) {
   return refusal(passage, Error(code, text));
 }
 
-Slot* named_slot(const Passage& passage) {
-  return passage.slot != nullptr ? passage.slot : passage.group.selector().ruled(passage.call);
+Candidate* named_candidate(const Passage& passage) {
+  return passage.candidate != nullptr ? passage.candidate : passage.group.selector().ruled(passage.call);
 }
 
 std::string described(const Passage& passage) {
-  const auto backend = passage.slot == nullptr ? passage.group.any_backend() : passage.slot->name;
+  const auto backend = passage.candidate == nullptr ? passage.group.any_backend() : passage.candidate->name;
   const auto* function = passage.plan.names->function;
   return describe(std::string(backend), function == nullptr ? row(passage.call.op).name : function,
                   *passage.group.label());

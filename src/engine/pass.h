@@ -37,7 +37,7 @@ inline void mark_sent(CallNotes& notes) {
 /// still to be made to the outputs.
 struct Passage {
   Group& group;
-  Slot* slot;  // the candidate that the caller named; null: the end of the chain chooses one and sets this
+  Candidate* candidate;  // that the caller named; null: the end of the chain chooses one and sets this
   Call& call;
   Plan& plan;
   bool asynchronous;
@@ -87,8 +87,8 @@ class Pass {
 };
 
 /// Makes the Work of a call whose backend part is done later, by `request`, or is already done (null). It takes the
-/// plan, with the caller's tensors. The passage's slot must be set: its progress thread polls the Work. `point`: where
-/// the operation ends, if that is in a device's work.
+/// plan, with the caller's tensors. The passage's candidate must be set: its progress thread polls the Work. `point`:
+/// where the operation ends, if that is in a device's work.
 std::shared_ptr<Work> hold(Passage& passage, std::unique_ptr<Request> request,
                            std::shared_ptr<StreamPoint> point = nullptr);
 
@@ -104,7 +104,7 @@ std::shared_ptr<void> memory_of(Plan& plan);
 Group::Inside stay_in(Group& group, const Passage& passage);
 
 /// The candidate that the program or a rule names for the call; null if there is none.
-Slot* named_slot(const Passage& passage);
+Candidate* named_candidate(const Passage& passage);
 
 /// The call's name in texts: "mpi.all_reduce (group 'default', rank 0 of 2)".
 std::string described(const Passage& passage);

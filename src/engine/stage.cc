@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "base/candidate.h"
+#include "base/candidate_name.h"
 #include "base/pool.h"
 #include "engine/dispatch.h"
 
@@ -12,44 +12,44 @@ namespace mcr {
 namespace {
 
 // Keeps its communicator, also while another thread closes the stage.
-Slot copy_of(Group& stage, const Passage& passage) {
+Candidate copy_of(Group& stage, const Passage& passage) {
   const auto inside = stay_in(stage, passage);
-  return slot_of(stage, passage.slot->name);
+  return candidate_of(stage, passage.candidate->name);
 }
 
 }  // namespace
 
-Slot& slot_of(Group& group, std::string_view name) {
-  auto* slot = group.find(name);
-  if (slot == nullptr) throw Error(ErrorCode::NotInitialized, "the group has given up the backend");
-  return *slot;
+Candidate& candidate_of(Group& group, std::string_view name) {
+  auto* candidate = group.find(name);
+  if (candidate == nullptr) throw Error(ErrorCode::NotInitialized, "the group has given up the backend");
+  return *candidate;
 }
 
-std::shared_ptr<Work> start_on(Group& stage, Slot slot, Call call, std::shared_ptr<void> memory) {
+std::shared_ptr<Work> start_on(Group& stage, Candidate candidate, Call call, std::shared_ptr<void> memory) {
   Plan plan;
   plan.owned.push_back(std::move(memory));
-  return start(stage, &slot, call, plan);
+  return start(stage, &candidate, call, plan);
 }
 
 Stage::Stage(std::shared_ptr<Group> group) : group_(std::move(group)) {
   const auto sets = sharing(group_->backends());
   std::map<std::string, std::shared_ptr<Ordered>> made;
-  for (const auto& slot : group_->slots()) {
-    if (slot.variant != 0) continue;
-    auto& ordered = made[sets.find(slot.backend.name)->second];
+  for (const auto& candidate : group_->candidates()) {
+    if (candidate.variant != 0) continue;
+    auto& ordered = made[sets.find(candidate.backend.name)->second];
     if (ordered == nullptr) ordered = std::make_shared<Ordered>();
-    ordered->progress.push_back(&slot.backend.progress);
-    executors_[slot.backend.name] = ordered;
+    ordered->progress.push_back(&candidate.backend.progress);
+    executors_[candidate.backend.name] = ordered;
   }
 }
 
-bool Stage::serves(const Slot& slot) const { return group_->find(slot.name) != nullptr; }
+bool Stage::serves(const Candidate& candidate) const { return group_->find(candidate.name) != nullptr; }
 
 Start Stage::later(const Passage& passage, const std::shared_ptr<Schedule>& schedule) const {
   // The schedule outlives the run that calls this.
-  return [slot = copy_of(*group_, passage), group = group_, memory = std::weak_ptr(schedule)](const Task& task,
-                                                                                              Requests& requests) {
-    requests.push_back(request_of(start_on(*group, slot, task.call, memory.lock())));
+  return [candidate = copy_of(*group_, passage), group = group_, memory = std::weak_ptr(schedule)](const Task& task,
+                                                                                                   Requests& requests) {
+    requests.push_back(request_of(start_on(*group, candidate, task.call, memory.lock())));
   };
 }
 
@@ -73,7 +73,7 @@ void Stage::start_now(const Passage& passage, const Call& call, std::shared_ptr<
 // No other call may wait for a message that waits for its peer. Messages do not wait behind collectives, which other
 // ranks may make after the message.
 std::shared_ptr<Executor> Stage::executor_of(const Passage& passage, LateFor late_for) {
-  auto& backend = passage.slot->backend;
+  auto& backend = passage.candidate->backend;
   const bool message = row(passage.call.op).is(kPeer);
   if (message && late_for == LateFor::Ranks) {
     return std::make_shared<Executor>(false, std::vector{&backend.progress});

@@ -26,13 +26,13 @@ class Stage {
   explicit Stage(std::shared_ptr<Group> group);
 
   /// Whether the stage has the candidate's backend: the group may have removed it.
-  bool serves(const Slot& slot) const;
+  bool serves(const Candidate& candidate) const;
   /// Late Issues wait for the results of other ranks, or for copies on a device.
   enum class LateFor : uint8_t { Ranks, Device };
-  /// Begins the schedule of a call that has its slot; `first` starts the Issues that are not late. Returns the request
-  /// for the call's Work. Throws NotInitialized if the stage does not serve the slot, and what `first` throws.
-  /// Messages whose late Issues wait for a device alone keep the order in which they were submitted, since libraries
-  /// match those of one tag by their order, and blocking calls let them go first.
+  /// Begins the schedule of a call that has its candidate; `first` starts the Issues that are not late. Returns the
+  /// request for the call's Work. Throws NotInitialized if the stage does not serve the candidate, and what `first`
+  /// throws. Messages whose late Issues wait for a device alone keep the order in which they were submitted, since
+  /// libraries match those of one tag by their order, and blocking calls let them go first.
   std::unique_ptr<Request> submit(const Passage& passage, const std::shared_ptr<Schedule>& schedule,
                                   const Start& first = nullptr, LateFor late_for = LateFor::Ranks);
   /// Starts a call on the stage at once, outside the executor's order: a message that has a tag of its own.
@@ -63,10 +63,10 @@ class Stage {
 
 /// The candidate with that name; throws NotInitialized if the group has removed it or is closed. Inside the group a
 /// copy keeps its communicator, which the group may release later.
-Slot& slot_of(Group& group, std::string_view name);
+Candidate& candidate_of(Group& group, std::string_view name);
 
 /// Starts a call on a group without passes that serves another one. `memory` is kept until the call is complete; the
 /// Work keeps the communicator, but not the group.
-std::shared_ptr<Work> start_on(Group& stage, Slot slot, Call call, std::shared_ptr<void> memory);
+std::shared_ptr<Work> start_on(Group& stage, Candidate candidate, Call call, std::shared_ptr<void> memory);
 
 }  // namespace mcr

@@ -202,7 +202,7 @@ std::shared_ptr<Work> Staging::start(Passage& passage, bool direct) {
   if (runtime.capturing(caller)) {
     throw Error(ErrorCode::Unsupported, "a graph is being recorded, and the library's work happens on the host");
   }
-  auto& streams = passage.slot->backend.streams;
+  auto& streams = passage.candidate->backend.streams;
   unflatten(call, passage.plan);
   const Stream inward = streams.lane(call.device, 1);
   auto point = std::make_shared<StreamPoint>(caller);

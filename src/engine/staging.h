@@ -20,8 +20,8 @@ class Staging {
   /// communication overlap; 0: no splitting. Equal on all ranks.
   Staging(std::shared_ptr<Stage> stage, int64_t chunk) : stage_(std::move(stage)), chunk_(chunk) {}
 
-  /// Starts a call that has its slot. `direct` (of its Decision): the library gets the device memory itself, once the
-  /// device has done its earlier work.
+  /// Starts a call that has its candidate. `direct` (of its Decision): the library gets the device memory itself, once
+  /// the device has done its earlier work.
   std::shared_ptr<Work> start(Passage& passage, bool direct);
 
  private:

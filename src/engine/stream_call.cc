@@ -27,7 +27,7 @@ constexpr int64_t kSmall = int64_t{256} << 10;
 
 // The lane of the communicator: depends only on values that all ranks know, not on whether the call is blocking.
 int lane_of(const Passage& passage) {
-  auto& communicator = *passage.slot->communicator;
+  auto& communicator = *passage.candidate->communicator;
   if (communicator.lanes() == 1 || row(passage.call.op).is(kPeer)) return 0;
   const auto bytes = message_bytes(passage.call, passage.group.size());
   return bytes < 0 || bytes > kSmall ? 0 : communicator.next_lane();
@@ -78,7 +78,7 @@ std::shared_ptr<DeviceTimes> issue_in(Passage& passage, Lane& lane) {
   for (const auto& copy : passage.plan.before) copy(lane.stream());
   mark_sent(passage.notes);
   try {
-    passage.slot->communicator->issue(passage.call, lane);
+    passage.candidate->communicator->issue(passage.call, lane);
   } catch (...) {
     rethrow_as_error();
   }
@@ -99,7 +99,7 @@ class Launch {
   Launch(const Passage& passage, const Stream& caller, const Stream& stream)
       : order_(LaunchOrder::of(stream.device)),
         lock_(order_.lock()),
-        chained_(!passage.slot->communicator->keeps_launch_order() &&
+        chained_(!passage.candidate->communicator->keeps_launch_order() &&
                  !DeviceRuntime::of(stream.device.type).capturing(caller)) {
     if (chained_) order_.join_last(stream);
   }
@@ -115,12 +115,12 @@ class Launch {
 
 std::unique_ptr<Request> request_of(const Passage& passage, const std::shared_ptr<StreamPoint>& point) {
   if (point->captured()) return nullptr;  // complete when the graph is replayed, which is not visible here
-  return std::make_unique<Watch>(point, *passage.slot->communicator, passage.call.timeout);
+  return std::make_unique<Watch>(point, *passage.candidate->communicator, passage.call.timeout);
 }
 
 Stream stream_of(const Passage& passage, int lane) {
-  const auto& slot = *passage.slot;
-  return slot.backend.streams.lane(passage.call.device, slot.communicator->first_stream() + lane);
+  const auto& candidate = *passage.candidate;
+  return candidate.backend.streams.lane(passage.call.device, candidate.communicator->first_stream() + lane);
 }
 
 }  // namespace
@@ -133,7 +133,7 @@ namespace {
 class Member {
  public:
   explicit Member(const Passage& passage)
-      : communicator_(passage.slot->communicator),
+      : communicator_(passage.candidate->communicator),
         caller_(DeviceRuntime::of(passage.call.device.type).current(passage.call.device)),
         lane_(stream_of(passage, 0)),
         launch_(passage, caller_, lane_.stream()),
@@ -196,7 +196,7 @@ class Batch {
 
   Member& member(const Passage& passage) {
     for (const auto& member : members_) {
-      if (member->communicator() == passage.slot->communicator.get()) return *member;
+      if (member->communicator() == passage.candidate->communicator.get()) return *member;
     }
     const DeviceGuard guard(passage.call.device);
     return *members_.emplace_back(std::make_unique<Member>(passage));
@@ -271,9 +271,9 @@ void run_on_stream(Passage& passage) {
   const auto begin = Clock::now();
   auto look = begin;
   while (!met.passed()) {
-    passage.slot->communicator->check();
+    passage.candidate->communicator->check();
     const auto now = Clock::now();
-    if (now - begin >= call.timeout) overdue(*passage.slot->communicator, call.timeout);
+    if (now - begin >= call.timeout) overdue(*passage.candidate->communicator, call.timeout);
     if (now >= look) {
       check_wait(passage.group.position().lost(), passage.interrupt, peer_lost);
       look = now + kLookInterval;

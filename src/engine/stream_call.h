@@ -17,7 +17,8 @@ struct Enqueued {
 };
 
 /// Enqueues on the caller's current stream, without an event: the caller's next work comes after it. `passage` has its
-/// slot. Throws InvalidArgument inside this thread's batch once that has calls: the library would start it with these.
+/// candidate. Throws InvalidArgument inside this thread's batch once that has calls: the library would start it with
+/// these.
 void run_on_stream(Passage& passage);
 
 /// Enqueues on one of the backend's own lanes, after the work already on the caller's current stream.

@@ -10,7 +10,7 @@
 #include <tuple>
 #include <utility>
 
-#include "base/candidate.h"
+#include "base/candidate_name.h"
 #include "base/error.h"
 
 namespace mcr {

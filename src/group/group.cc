@@ -6,7 +6,7 @@
 #include <iterator>
 #include <utility>
 
-#include "base/candidate.h"
+#include "base/candidate_name.h"
 #include "observe/activity.h"
 #include "observe/stop.h"
 
@@ -21,9 +21,9 @@ bool is_identity(const std::vector<int>& ranks) {
   return true;
 }
 
-Slot* slot_in(std::list<Slot>& slots, std::string_view name) {
-  const auto slot = std::ranges::find_if(slots, [&](const Slot& one) { return one.name == name; });
-  return slot == slots.end() ? nullptr : &*slot;
+Candidate* slot_in(std::list<Candidate>& candidates, std::string_view name) {
+  const auto candidate = std::ranges::find_if(candidates, [&](const Candidate& one) { return one.name == name; });
+  return candidate == candidates.end() ? nullptr : &*candidate;
 }
 
 std::atomic<void (*)(std::unique_ptr<Communicator>)> destroyer{nullptr};
@@ -72,7 +72,7 @@ void Group::adopt(Registry::Entry& backend, std::unique_ptr<Communicator> made) 
   // Where the library keeps no launch order, the shared streams do, also within a graph.
   if (communicator->streams() && communicator->keeps_launch_order())
     communicator->set_first_stream(backend.streams.reserve(communicator->lanes()));
-  std::list<Slot> added;
+  std::list<Candidate> added;
   added.push_back({backend, communicator, backend.name, 0, communicator->streams(), striped});
   for (const auto variant : communicator->variants()) {
     const auto& name = Registry::instance().keep_name(variant_of(backend.name, variant));
@@ -82,24 +82,26 @@ void Group::adopt(Registry::Entry& backend, std::unique_ptr<Communicator> made) 
   }
   {
     const std::lock_guard lock(mutex_);
-    slots_.splice(slots_.end(), added);
+    candidates_.splice(candidates_.end(), added);
   }
   tune(selector_.tuning());
 }
 
 void Group::disconnect(std::string_view name) {
   const auto known = canonical(name);
-  const auto is_removed = [&](const Slot& slot) { return slot.backend.name == known || slot.name == known; };
+  const auto is_removed = [&](const Candidate& candidate) {
+    return candidate.backend.name == known || candidate.name == known;
+  };
   // Destroyed outside the lock, as a communicator's end may wait for other threads, and after tune(), as the choices
   // refer to them until then.
-  std::list<Slot> removed;
+  std::list<Candidate> removed;
   {
     const std::lock_guard lock(mutex_);
-    for (auto* slots : {&named_, &slots_}) {
-      for (auto slot = slots->begin(); slot != slots->end();) {
-        const auto next = std::next(slot);
-        if (is_removed(*slot)) removed.splice(removed.end(), *slots, slot);
-        slot = next;
+    for (auto* candidates : {&named_, &candidates_}) {
+      for (auto candidate = candidates->begin(); candidate != candidates->end();) {
+        const auto next = std::next(candidate);
+        if (is_removed(*candidate)) removed.splice(removed.end(), *candidates, candidate);
+        candidate = next;
       }
     }
   }
@@ -117,20 +119,20 @@ void Group::close() {
   release();
 }
 
-// The slots stay: calls that close() ends still read their names.
+// The candidates stay: calls that close() ends still read their names.
 void Group::release() {
   if (!position_->idle()) return;                       // the last call inside does it
   std::vector<std::shared_ptr<Communicator>> released;  // destroyed outside the lock
   const std::lock_guard lock(mutex_);
-  for (auto* slots : {&named_, &slots_}) {
-    for (auto& slot : *slots) released.push_back(std::move(slot.communicator));
+  for (auto* candidates : {&named_, &candidates_}) {
+    for (auto& candidate : *candidates) released.push_back(std::move(candidate.communicator));
   }
 }
 
 std::vector<std::string> Group::backends() const {
   std::vector<std::string> names;
-  for (const auto& slot : slots_) {
-    if (slot.variant == 0) names.push_back(slot.backend.name);
+  for (const auto& candidate : candidates_) {
+    if (candidate.variant == 0) names.push_back(candidate.backend.name);
   }
   return names;
 }
@@ -138,8 +140,8 @@ std::vector<std::string> Group::backends() const {
 std::vector<std::shared_ptr<Communicator>> Group::communicators() {
   const std::lock_guard lock(mutex_);
   std::vector<std::shared_ptr<Communicator>> found;
-  for (const auto& slot : slots_) {
-    if (slot.communicator != nullptr) found.push_back(slot.communicator);
+  for (const auto& candidate : candidates_) {
+    if (candidate.communicator != nullptr) found.push_back(candidate.communicator);
   }
   return found;
 }
@@ -154,46 +156,46 @@ void Group::tune(Tuning tuning) {
   const Inside inside(*this, std::adopt_lock);
   for (const auto& cost : tuning.costs) compare(cost.candidate);
   for (const auto& rule : tuning.rules) compare(rule.candidate);
-  selector_.reset(slots_, std::move(tuning));
+  selector_.reset(candidates_, std::move(tuning));
 }
 
 // Makes a share that a table or a rule names a candidate of `auto`, next to those of its backend.
 void Group::compare(const std::string& name) {
-  const auto* slot = compared(name) == nullptr ? find(name) : nullptr;
-  if (slot == nullptr || compared(slot->name) != nullptr) return;
-  const auto last = std::ranges::find_if(slots_.rbegin(), slots_.rend(),
-                                         [&](const Slot& other) { return &other.backend == &slot->backend; });
+  const auto* candidate = compared(name) == nullptr ? find(name) : nullptr;
+  if (candidate == nullptr || compared(candidate->name) != nullptr) return;
+  const auto last = std::ranges::find_if(candidates_.rbegin(), candidates_.rend(),
+                                         [&](const Candidate& other) { return &other.backend == &candidate->backend; });
   const std::lock_guard lock(mutex_);
-  slots_.insert(last.base(), *slot);
+  candidates_.insert(last.base(), *candidate);
 }
 
-Slot* Group::find(std::string_view name) {
+Candidate* Group::find(std::string_view name) {
   if (closed()) return nullptr;
-  if (auto* slot = compared(name)) return slot;
-  if (auto* slot = named(name)) return slot;
-  const auto candidate = Candidate::read(name);  // calls that use the canonical spelling do not come here again
+  if (auto* candidate = compared(name)) return candidate;
+  if (auto* candidate = named(name)) return candidate;
+  const auto candidate = CandidateName::read(name);  // calls that use the canonical spelling do not come here again
   if (!candidate) return nullptr;
   const auto known = candidate->text();
-  if (auto* slot = compared(known)) return slot;
-  if (auto* slot = named(known)) return slot;
+  if (auto* candidate = compared(known)) return candidate;
+  if (auto* candidate = named(known)) return candidate;
   return with_share(*candidate);
 }
 
-Slot* Group::compared(std::string_view name) { return slot_in(slots_, name); }
+Candidate* Group::compared(std::string_view name) { return slot_in(candidates_, name); }
 
-Slot* Group::named(std::string_view name) {
+Candidate* Group::named(std::string_view name) {
   const std::lock_guard lock(mutex_);
   return slot_in(named_, name);
 }
 
-Slot* Group::with_share(const Candidate& candidate) {
+Candidate* Group::with_share(const CandidateName& candidate) {
   if (candidate.variant.empty() || !candidate.codec.empty()) return nullptr;
   const auto* whole = compared(candidate.backend);
   if (whole == nullptr || whole->striped == nullptr) return nullptr;
   const auto& name = Registry::instance().keep_name(candidate.name());
   const std::lock_guard lock(mutex_);
-  if (whole->communicator == nullptr) return nullptr;   // another thread has closed the group
-  if (auto* slot = slot_in(named_, name)) return slot;  // another thread was faster
+  if (whole->communicator == nullptr) return nullptr;             // another thread has closed the group
+  if (auto* candidate = slot_in(named_, name)) return candidate;  // another thread was faster
   const auto variant = StripedCommunicator::variant_with(candidate.variant);
   named_.push_back({whole->backend, whole->communicator, name, variant, whole->streams, whole->striped});
   return &named_.back();
@@ -207,17 +209,17 @@ int Group::group_rank(int global_rank) const {
 
 void connect_striped(Group& group, const std::string& first, const std::string& second) {
   const auto part = [&](const std::string& name) -> StripedCommunicator::Part {
-    const auto* slot = group.find(name);
-    if (slot == nullptr) {
+    const auto* candidate = group.find(name);
+    if (candidate == nullptr) {
       throw Error(ErrorCode::InvalidArgument,
                   "expected " + name + " among the backends of group '" + group.spec().name + "'");
     }
-    if (slot->streams) {
+    if (candidate->streams) {
       throw Error(ErrorCode::InvalidArgument, "backend: " + stripe_of(first, second) +
                                                   ": expected two libraries of the host, got " + name +
                                                   ", which works on a device's streams");
     }
-    return {name, slot->communicator};
+    return {name, candidate->communicator};
   };
   group.adopt(add_striped(first, second),
               std::make_unique<StripedCommunicator>(StripedCommunicator::Parts{part(first), part(second)}));

@@ -17,7 +17,7 @@
 
 namespace mcr {
 
-struct Candidate;
+struct CandidateName;
 class Stage;
 class Staging;
 
@@ -67,14 +67,14 @@ class Group : public std::enable_shared_from_this<Group> {
   void tune(Tuning tuning);
   Selector& selector() { return selector_; }
   /// The candidate for a call that names none.
-  Slot& choose(const Call& call) { return slots_.size() == 1 ? slots_.front() : selector_.choose(call); }
+  Candidate& choose(const Call& call) { return candidates_.size() == 1 ? candidates_.front() : selector_.choose(call); }
   /// The same without the user's rules.
-  Slot& choose_unruled(const Call& call) {
-    return slots_.size() == 1 ? slots_.front() : selector_.choose_unruled(call);
+  Candidate& choose_unruled(const Call& call) {
+    return candidates_.size() == 1 ? candidates_.front() : selector_.choose_unruled(call);
   }
   /// The candidate for a call of the program: as Selector::choose().
-  Slot* choose(const Call& call, int64_t bytes, Timing& timing) {
-    if (slots_.size() == 1) return &slots_.front();
+  Candidate* choose(const Call& call, int64_t bytes, Timing& timing) {
+    if (candidates_.size() == 1) return &candidates_.front();
     timing.any_form = any_form();
     return selector_.choose(call, bytes, timing);
   }
@@ -108,9 +108,9 @@ class Group : public std::enable_shared_from_this<Group> {
 
   /// The candidate with that name, in any spelling, or null; none once the group is closed. A striped backend has one
   /// for every share. From any thread, but not concurrently with connect(), disconnect() and tune().
-  Slot* find(std::string_view name);
+  Candidate* find(std::string_view name);
   /// The candidates of `auto`.
-  std::list<Slot>& slots() { return slots_; }
+  std::list<Candidate>& candidates() { return candidates_; }
   /// The names of its backends.
   std::vector<std::string> backends() const;
   /// The communicators that the group still has. From any thread, at any time.
@@ -131,17 +131,17 @@ class Group : public std::enable_shared_from_this<Group> {
   }
   /// The name of the only backend, which lives as long as the process; null if there are several.
   const std::string* only_backend() const {
-    const bool one = !slots_.empty() && &slots_.front().backend == &slots_.back().backend;
-    return one ? &slots_.front().backend.name : nullptr;
+    const bool one = !candidates_.empty() && &candidates_.front().backend == &candidates_.back().backend;
+    return one ? &candidates_.front().backend.name : nullptr;
   }
   Position& position() { return *position_; }
   /// "group 'default', rank 1 of 4": shared with Works that outlive the group.
   const std::shared_ptr<const std::string>& label() const { return label_; }
 
  private:
-  Slot* compared(std::string_view name);
-  Slot* named(std::string_view name);
-  Slot* with_share(const Candidate& candidate);
+  Candidate* compared(std::string_view name);
+  Candidate* named(std::string_view name);
+  Candidate* with_share(const CandidateName& candidate);
   void compare(const std::string& name);
   void release();
 
@@ -151,8 +151,9 @@ class Group : public std::enable_shared_from_this<Group> {
   std::shared_ptr<const std::string> label_;
   std::shared_ptr<Position> position_;
   std::mutex mutex_;
-  std::list<Slot> slots_;  // changes under mutex_, which only communicators() needs. Closed slots have no communicator
-  std::list<Slot> named_;  // guarded by mutex_: the other shares of striped backends that calls have named
+  std::list<Candidate>
+      candidates_;  // changes under mutex_, which only communicators() needs. Closed candidates have no communicator
+  std::list<Candidate> named_;  // guarded by mutex_: the other shares of striped backends that calls have named
   Selector selector_;
   std::shared_ptr<Staging> staging_;
   std::shared_ptr<Stage> stage_;

@@ -19,7 +19,7 @@ uint32_t this_thread() {
 
 // Sets the fields that are known after the rest of the chain has handled the call.
 void hand_over(Record& record, const Passage& passage) {
-  if (passage.slot != nullptr) record.backend = &passage.slot->name;
+  if (passage.candidate != nullptr) record.backend = &passage.candidate->name;
   record.fused = passage.notes.fused ? 1 : 0;
   record.codec = passage.notes.codec;
   record.sent_bytes = passage.notes.sent_bytes;
@@ -87,7 +87,7 @@ int64_t Log::record(Passage& passage, int64_t seq) const {
   record.number = recorder.next();
   record.seq = seq;
   record.group = &group_;
-  if (passage.slot != nullptr) record.backend = &passage.slot->name;
+  if (passage.candidate != nullptr) record.backend = &passage.candidate->name;
   record.caller = Recorder::callers_wanted() ? Recorder::caller() : nullptr;
   record.in_count = sent_elements(call);
   record.out_count = received_elements(call);

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "base/candidate.h"
+#include "base/candidate_name.h"
 
 namespace mcr {
 

@@ -3,7 +3,7 @@
 
 #include <charconv>
 
-#include "base/candidate.h"
+#include "base/candidate_name.h"
 #include "runtime/composite.h"
 
 namespace mcr {

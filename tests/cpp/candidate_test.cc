@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "base/candidate.h"
-
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "base/candidate_name.h"
 #include "base/error.h"
 #include "check.h"
 
@@ -40,7 +39,7 @@ const std::vector<Spelling> kSpellings = {
 
 std::string error_of(std::string_view text) {
   try {
-    Candidate::parse(text);
+    CandidateName::parse(text);
   } catch (const Error& error) {
     CHECK(error.code() == ErrorCode::InvalidArgument);
     return error.what();
@@ -52,11 +51,11 @@ std::string error_of(std::string_view text) {
 
 TEST(every_spelling_has_one_canonical_form) {
   for (const auto& [given, text, backend, variant, codec, parts] : kSpellings) {
-    const auto candidate = Candidate::parse(given);
+    const auto candidate = CandidateName::parse(given);
     CHECK(candidate.text() == text && candidate.backend == backend);
     CHECK(candidate.variant == variant && candidate.codec == codec && candidate.parts.size() == parts);
     CHECK(canonical(given) == text && canonical(text) == text);
-    CHECK(Candidate::parse(candidate.name()).text() == candidate.name());
+    CHECK(CandidateName::parse(candidate.name()).text() == candidate.name());
   }
 }
 

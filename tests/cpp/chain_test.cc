@@ -86,7 +86,7 @@ class Holds : public Pass {
     chain_ = next.chain();
     from_ = next.from();
     call_ = passage.call;
-    passage.slot = &passage.group.slots().front();
+    passage.candidate = &passage.group.candidates().front();
     return {hold(passage, std::make_unique<DeferredRequest>(deferred_))};
   }
   void let_go(Group& group) {
@@ -225,7 +225,7 @@ TEST(a_call_counts_if_a_part_of_it_is_held) {
     Outcome handle(Passage& passage, const Next& next) override {
       Plan plan;
       Call call = passage.call;
-      Passage part{passage.group, passage.slot, call, plan, true};
+      Passage part{passage.group, passage.candidate, call, plan, true};
       part.notes.whole = &passage.notes;
       next(part);
       throw Error(ErrorCode::Backend, "raised after a part");

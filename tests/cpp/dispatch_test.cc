@@ -348,7 +348,7 @@ TEST(how_a_call_would_be_done) {
 TEST(a_backend_can_be_disconnected) {
   Recorded recorded;
   recorded.alone.group().disconnect("recorder");
-  CHECK(recorded.alone.group().find("recorder") == nullptr && recorded.alone.group().slots().empty());
+  CHECK(recorded.alone.group().find("recorder") == nullptr && recorded.alone.group().candidates().empty());
 }
 
 TEST(places_in_a_group) {

@@ -27,7 +27,7 @@ inline constexpr auto kNever = std::chrono::hours(1);
 inline FuseLimits limits(int64_t buffer, std::chrono::nanoseconds hold = kNever) { return {buffer, hold, buffer}; }
 
 inline std::shared_ptr<Fuse> fuse(Group& group, Shadow shadow, const FuseLimits& limits) {
-  const std::string backend = shadow->slots().front().backend.name;
+  const std::string backend = shadow->candidates().front().backend.name;
   auto pass = std::make_shared<Fuse>(std::move(shadow), std::map<std::string, FuseLimits>{{backend, limits}});
   group.set_passes({pass});
   return pass;

@@ -136,14 +136,14 @@ void together(int size, const std::function<void(Group&, const std::shared_ptr<G
   for (auto& thread : threads) thread.join();
 }
 
-int run(Group& group, Call call, Slot* slot) {
+int run(Group& group, Call call, Candidate* candidate) {
   Plan plan;
-  return mcr::run(group, slot, call, plan, nullptr);
+  return mcr::run(group, candidate, call, plan, nullptr);
 }
 
-std::shared_ptr<Work> start(Group& group, Call call, Slot* slot) {
+std::shared_ptr<Work> start(Group& group, Call call, Candidate* candidate) {
   Plan plan;
-  return mcr::start(group, slot, call, plan);
+  return mcr::start(group, candidate, call, plan);
 }
 
 Failure failure(const std::function<void()>& body) {

@@ -23,8 +23,8 @@ void together(int size, const std::function<void(mcr::Group&, const std::shared_
 void take_device_memory(bool take);
 
 /// dispatch's two forms, for a call that may be a temporary and needs no plan.
-int run(mcr::Group& group, mcr::Call call, mcr::Slot* slot = nullptr);
-std::shared_ptr<mcr::Work> start(mcr::Group& group, mcr::Call call, mcr::Slot* slot = nullptr);
+int run(mcr::Group& group, mcr::Call call, mcr::Candidate* candidate = nullptr);
+std::shared_ptr<mcr::Work> start(mcr::Group& group, mcr::Call call, mcr::Candidate* candidate = nullptr);
 
 /// A communicator that has every operation and does nothing.
 class Nothing : public mcr::Communicator {

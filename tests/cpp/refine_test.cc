@@ -65,11 +65,11 @@ class Trio {
   std::string choose(const Call& call) { return group().choose(call).name; }
 
   /// Runs the call that many times; how often each candidate got it.
-  std::map<std::string, int> run(Call call, int times, Slot* slot = nullptr) {
+  std::map<std::string, int> run(Call call, int times, Candidate* candidate = nullptr) {
     std::vector<std::byte> data(static_cast<std::size_t>(call.out.count * size_of(call.dtype)));
     call.out.data = call.in.data = data.data();
     clear();
-    for (int i = 0; i < times; ++i) ranks::run(group(), call, slot);
+    for (int i = 0; i < times; ++i) ranks::run(group(), call, candidate);
     return calls_;
   }
   void fail(bool fails) { fails_ = fails; }

@@ -452,7 +452,7 @@ class Program {
       form.signature = seen.at(i).signature;
       form.call = static_cast<uint32_t>(i);
       const auto motifs = static_cast<uint32_t>(motif_count_of(form.form));
-      form.channels.assign(motifs, group_.slots().front().name);
+      form.channels.assign(motifs, group_.candidates().front().name);
       form.lanes.assign(motifs, 0);
       for (uint32_t motif = 0; motif < motifs; ++motif) order.push_back({form.call, motif, 0});
       forms.push_back(std::move(form));

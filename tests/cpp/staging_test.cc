@@ -229,7 +229,7 @@ TEST(a_library_gets_device_memory_for_a_reduction_under_another_name) {
   Call call = on_device(Op::all_reduce);
   call.dtype = DType::Bool;
   call.out = ranks::buffer(values);
-  CHECK(Decision::of(*alone.group().slots().front().communicator, call).native());
+  CHECK(Decision::of(*alone.group().candidates().front().communicator, call).native());
   const int before = simulated::pinned();
   const auto work = ranks::start(alone.group(), call);
   wait(*work, 30s, nullptr);

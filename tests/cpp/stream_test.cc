@@ -423,7 +423,7 @@ TEST(the_librarys_failure_reaches_the_work) {
   const auto got = ranks::failure([&] { wait(*work, 10s, nullptr); });
   CHECK(got.code == ErrorCode::Backend && check::has(got.text, "fake.all_reduce", "the network is gone"));
   CHECK(!work->finished());  // the device still uses the memory
-  const std::weak_ptr<Communicator> used = fixture.group().slots().front().communicator;
+  const std::weak_ptr<Communicator> used = fixture.group().candidates().front().communicator;
   fixture.group().close();
   fixture.script.aborted = true;
   simulated::finish(fixture.script.streams.at(0));

@@ -85,7 +85,7 @@ struct Two {
   Two& operator=(const Two&) = delete;
   std::size_t candidates() {
     return static_cast<std::size_t>(
-        std::ranges::count_if(group.slots(), [](const auto& slot) { return slot.striped != nullptr; }));
+        std::ranges::count_if(group.candidates(), [](const auto& candidate) { return candidate.striped != nullptr; }));
   }
   static Registry::Entry& striped() { return add_striped("left", "right"); }
   std::shared_ptr<Work> start(const Call& call, const char* candidate = "stripe(left,right)") {
@@ -168,9 +168,9 @@ TEST(any_share_is_a_candidate) {
   const auto listed = two.candidates();
   for (int percent = 1; percent < 100; ++percent) {
     const auto name = "stripe(left,right," + std::to_string(percent) + ")";
-    auto* slot = two.group.find(name);
-    CHECK(slot != nullptr && slot == two.group.find("left+right:" + std::to_string(percent)));
-    CHECK(slot->name == name && StripedCommunicator::share_of(slot->variant) == 10 * percent);
+    auto* candidate = two.group.find(name);
+    CHECK(candidate != nullptr && candidate == two.group.find("left+right:" + std::to_string(percent)));
+    CHECK(candidate->name == name && StripedCommunicator::share_of(candidate->variant) == 10 * percent);
   }
   CHECK(two.candidates() == listed);  // naming one in a call does not make it a candidate of `auto`
   Tuning tuning;

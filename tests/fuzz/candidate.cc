@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Names of candidates, as calls, variables, tables and command lines have them.
-#include "base/candidate.h"
-
+#include "base/candidate_name.h"
 #include "base/error.h"
 #include "bytes.h"
 

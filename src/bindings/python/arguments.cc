@@ -11,7 +11,7 @@
 #include <numeric>
 #include <string>
 
-#include "base/candidate.h"
+#include "base/candidate_name.h"
 #include "base/error.h"
 #include "bindings/python/errors.h"
 #include "bindings/python/objects.h"
@@ -63,10 +63,10 @@ const Coding& coding_of(std::string_view text) {
 }
 
 // Distinguishes the name of an uninitialized backend from a typo. Only the error's kind depends on it.
-[[noreturn]] void no_such_backend(Group& group, const Candidate& candidate, PyObject* value) {
+[[noreturn]] void no_such_backend(Group& group, const CandidateName& candidate, PyObject* value) {
   const std::string name = represented(value);
   std::string initialized;
-  for (const auto& slot : group.slots()) initialized += (initialized.empty() ? "" : ", ") + slot.name;
+  for (const auto& candidate : group.candidates()) initialized += (initialized.empty() ? "" : ", ") + candidate.name;
   const Owner text(str_of(candidate.backend));
   const Owner unknown(
       text == nullptr ? nullptr
@@ -83,18 +83,18 @@ const Coding& coding_of(std::string_view text) {
         "the unknown name " + (part ? "'" + stranger + "' in " : "") + name);
 }
 
-Candidate candidate_of(std::string_view name) {
+CandidateName candidate_of(std::string_view name) {
   try {
-    return Candidate::parse(name);
+    return CandidateName::parse(name);
   } catch (const Error& error) {
     throw Error(error.code(), std::string("backend: ") + error.what());
   }
 }
 
-Slot* named_slot(Group& group, const Candidate& candidate, PyObject* value) {
+Candidate* named_candidate(Group& group, const CandidateName& candidate, PyObject* value) {
   const auto name = candidate.name();
   if (name == "auto") return nullptr;
-  if (auto* slot = group.find(name)) return slot;
+  if (auto* candidate = group.find(name)) return candidate;
   no_such_backend(group, candidate, value);
 }
 
@@ -224,21 +224,21 @@ const Coding& coding(PyObject* value) {
   return coding_of(string(value, "codec", "a specification such as 'int8:block=64'"));
 }
 
-Slot* backend_slot(Group& group, PyObject* value) {
+Candidate* candidate_of(Group& group, PyObject* value) {
   const Coding* coding = nullptr;
-  auto* slot = backend_slot(group, value, coding);
-  if (coding == nullptr) return slot;
+  auto* candidate = candidate_of(group, value, coding);
+  if (coding == nullptr) return candidate;
   wrong(ErrorCode::InvalidArgument, "backend", "a candidate without a codec", represented(value));
 }
 
-Slot* backend_slot(Group& group, PyObject* value, const Coding*& coding) {
+Candidate* candidate_of(Group& group, PyObject* value, const Coding*& coding) {
   const auto name = string(value, "backend", "the name of a backend");
   if (name == "auto") return nullptr;
-  if (auto* slot = group.find(name)) return slot;
+  if (auto* candidate = group.find(name)) return candidate;
   const auto candidate = candidate_of(name);
-  auto* slot = named_slot(group, candidate, value);
+  auto* candidate = named_candidate(group, candidate, value);
   if (!candidate.codec.empty()) coding = &coding_of(candidate.codec);
-  return slot;
+  return candidate;
 }
 
 std::vector<int64_t> split_counts(PyObject* splits, const char* parameter, const at::Tensor& tensor, int size) {

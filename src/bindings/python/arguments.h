@@ -40,10 +40,10 @@ RedOp reduction(PyObject* value);
 bool is_no_member(PyObject* value);
 /// The group rank of a root or peer that is given as a global rank or as a group rank.
 int root_rank(const Group& group, Op op, Named global, Named local);
-/// The group's slot of a candidate without a codec; null for "auto".
-Slot* backend_slot(Group& group, PyObject* value);
-/// The slot of a candidate that may have a codec ("mpi|bf16"); the codec is stored in `coding`.
-Slot* backend_slot(Group& group, PyObject* value, const Coding*& coding);
+/// The group's candidate without a codec that an argument names; null for "auto".
+Candidate* candidate_of(Group& group, PyObject* value);
+/// Also one with a codec ("mpi|bf16"), which is stored in `coding`.
+Candidate* candidate_of(Group& group, PyObject* value, const Coding*& coding);
 /// The Coding of a codec's specification.
 const Coding& coding(PyObject* value);
 /// Elements per rank from rows per rank (null: equal parts) of a tensor.

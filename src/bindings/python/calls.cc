@@ -138,9 +138,9 @@ class Binder {
   void find_backend() {
     PyObject* object = slot(signature_.backend);
     if (object != nullptr && object != Py_None) {
-      chosen_ = backend_slot(*group_, object, call_.coding);
+      chosen_ = candidate_of(*group_, object, call_.coding);
     } else if (NamedBackend::any()) [[unlikely]] {
-      chosen_ = NamedBackend::slot(*group_);
+      chosen_ = NamedBackend::candidate(*group_);
     }
   }
 
@@ -344,7 +344,7 @@ class Binder {
   const Signature& signature_;
   PyObject** slots_;
   Group* group_ = nullptr;
-  Slot* chosen_ = nullptr;
+  Candidate* chosen_ = nullptr;
   bool in_world_ = false;  // the default group is kept for this call
   bool asynchronous_ = false;
   bool is_root_ = false;

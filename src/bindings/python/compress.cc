@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/candidate.h"
+#include "base/candidate_name.h"
 #include "bindings/python/arguments.h"
 #include "bindings/python/errors.h"
 #include "bindings/python/gil.h"

@@ -111,15 +111,15 @@ void stage(Group& group, int64_t chunk) { group.set_staging(std::make_shared<Sta
 // "cuda" or "cpu" for a backend that enqueues on a device's streams, None for a host backend.
 std::optional<std::string> streams_of(Group& group, const std::string& backend) {
   const Group::Inside inside(group);
-  auto* slot = group.find(backend);
-  if (slot == nullptr) throw py::key_error(backend);
-  const auto type = slot->communicator->streams();
+  auto* candidate = group.find(backend);
+  if (candidate == nullptr) throw py::key_error(backend);
+  const auto type = candidate->communicator->streams();
   return type ? std::optional<std::string>(name(*type)) : std::nullopt;
 }
 
 std::vector<std::string> candidates_of(Group& group) {
   std::vector<std::string> names;
-  for (const auto& slot : group.slots()) names.push_back(slot.name);
+  for (const auto& candidate : group.candidates()) names.push_back(candidate.name);
   return names;
 }
 
@@ -133,9 +133,9 @@ std::string support(Group& group, const std::string& backend, const std::string&
   call.red = named<RedOp>(kReductions, red);
   call.vectored = vectored;
   const Group::Inside inside(group);
-  auto* slot = group.find(backend);
-  if (slot == nullptr) throw py::key_error(backend);
-  return std::string(Decision::of(*slot->communicator, call).text());
+  auto* candidate = group.find(backend);
+  if (candidate == nullptr) throw py::key_error(backend);
+  return std::string(Decision::of(*candidate->communicator, call).text());
 }
 
 // A library's thread may be waiting for the GIL.

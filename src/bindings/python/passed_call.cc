@@ -66,7 +66,7 @@ int64_t PassedCall::bytes() const { return larger_side_bytes(call()); }
 
 py::object PassedCall::backend() const {
   if (fate_ != Fate::Open || passage_ == nullptr) return text_or_none(named_);
-  return text_or_none(passage_->slot == nullptr ? nullptr : &passage_->slot->name);
+  return text_or_none(passage_->candidate == nullptr ? nullptr : &passage_->candidate->name);
 }
 
 py::object PassedCall::dtype() const {
@@ -124,7 +124,7 @@ void PassedCall::decide(Fate fate) {
 // Before the action: the call's end may free the plan, and a backend may get other memory, another type or reduction.
 void PassedCall::keep_values() {
   kept_ = passage_->call;
-  if (passage_->slot != nullptr) named_ = &passage_->slot->name;  // it lives as long as the process
+  if (passage_->candidate != nullptr) named_ = &passage_->candidate->name;  // it lives as long as the process
   memory_ = memory_of(passage_->plan);
   const std::array spans = {&kept_.in_counts, &kept_.in_displs, &kept_.out_counts, &kept_.out_displs};
   if (std::ranges::all_of(spans, [](const auto* span) { return span->empty(); })) return;
@@ -221,10 +221,10 @@ py::object PassedCall::proceed(const py::object& input, const py::object& output
   if (both && in.defined() != out.defined() && tensors.dtype() != call.dtype) {
     throw Error(ErrorCode::InvalidType, "pass '" + pass_ + "': input and output must have one dtype");
   }
-  auto* const slot = backend.is_none() ? passage_->slot : backend_slot(*group_, backend.ptr());
+  auto* const candidate = backend.is_none() ? passage_->candidate : candidate_of(*group_, backend.ptr());
   if (out.defined()) expect_steps();
   decide(Fate::Proceeded);
-  passage_->slot = slot;
+  passage_->candidate = candidate;
   if (out.defined()) distribute_later();  // before the call gets another dtype
   replace(tensors, call.in, in);
   replace(tensors, call.out, out);
@@ -237,20 +237,20 @@ py::object PassedCall::proceed(const py::object& input, const py::object& output
 py::object PassedCall::proceed_held() {
   if (deferred_ == nullptr) throw Error(ErrorCode::InvalidArgument, "pass '" + pass_ + "': the call has gone on");
   const auto deferred = std::exchange(deferred_, nullptr);
-  auto slot = slot_;
-  if (slot_) slot_->communicator.reset();  // the program may keep this object for long
+  auto candidate = candidate_;
+  if (candidate_) candidate_->communicator.reset();  // the program may keep this object for long
   auto chain = std::exchange(chain_, nullptr);
   auto memory = memory_;
   if (passage_ == nullptr) memory_ = nullptr;
   {
     const Unlocked guard;
-    issue_held(*deferred, std::move(slot), std::move(chain), std::move(memory));
+    issue_held(*deferred, std::move(candidate), std::move(chain), std::move(memory));
   }
   return py::none();
 }
 
 // Call without the GIL.
-void PassedCall::issue_held(Deferred& deferred, std::optional<Slot> slot, std::shared_ptr<const Chain> chain,
+void PassedCall::issue_held(Deferred& deferred, std::optional<Candidate> candidate, std::shared_ptr<const Chain> chain,
                             std::shared_ptr<void> memory) const {
   try {
     if (group_->closed()) throw destroyed_group();
@@ -258,7 +258,7 @@ void PassedCall::issue_held(Deferred& deferred, std::optional<Slot> slot, std::s
     plan.owned.push_back(std::move(memory));  // for later passes that keep a view
     plan.owned.push_back(counts_);
     Call call = kept_;
-    Passage passage{*group_, slot ? &*slot : nullptr, call, plan, true};
+    Passage passage{*group_, candidate ? &*candidate : nullptr, call, plan, true};
     mark_sent(passage.notes);  // hold() has: later passes count the call on all ranks, although it may fail on this one
     deferred.fulfil(Next(chain, from_)(passage).work);
   } catch (...) {
@@ -287,7 +287,7 @@ py::object PassedCall::done() {
     });
     return py::none();
   }
-  if (passage_->slot == nullptr) passage_->slot = &group_->choose(passage_->call);
+  if (passage_->candidate == nullptr) passage_->candidate = &group_->choose(passage_->call);
   outcome_.work = mcr::hold(*passage_, nullptr);
   return py::cast(outcome_.work);
 }
@@ -299,11 +299,11 @@ py::object PassedCall::hold() {
   expect_open();
   expect_own_memory("hold()");
   decide(Fate::Held);
-  if (passage_->slot != nullptr) slot_.emplace(*passage_->slot);
+  if (passage_->candidate != nullptr) candidate_.emplace(*passage_->candidate);
   chain_ = next_.chain();
   from_ = next_.from();
   deferred_ = std::make_shared<Deferred>();
-  if (passage_->slot == nullptr) passage_->slot = &group_->choose(passage_->call);
+  if (passage_->candidate == nullptr) passage_->candidate = &group_->choose(passage_->call);
   outcome_.work = mcr::hold(*passage_, std::make_unique<DeferredRequest>(deferred_));
   return py::cast(outcome_.work);
 }

@@ -76,7 +76,7 @@ class PassedCall {
   void distribute_later();
   std::shared_ptr<void> memory() const;
   pybind11::object proceed_held();
-  void issue_held(Deferred& deferred, std::optional<Slot> slot, std::shared_ptr<const Chain> chain,
+  void issue_held(Deferred& deferred, std::optional<Candidate> candidate, std::shared_ptr<const Chain> chain,
                   std::shared_ptr<void> memory) const;
 
   std::shared_ptr<Group> group_;
@@ -95,7 +95,7 @@ class PassedCall {
   std::shared_ptr<Counts> counts_;      // of kept_; null: it has none
   std::shared_ptr<void> memory_;        // of its tensors, until handle() has returned and the call has gone on
   // For a held call, which outlives handle(); set by hold() and taken by proceed():
-  std::optional<Slot> slot_;            // its candidate; a copy, as the group may remove it meanwhile
+  std::optional<Candidate> candidate_;  // a copy, as the group may remove it meanwhile
   std::shared_ptr<const Chain> chain_;  // the chain with which it entered
   std::size_t from_ = 0;
   std::shared_ptr<Deferred> deferred_;

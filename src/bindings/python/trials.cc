@@ -30,7 +30,7 @@ using Row = std::tuple<std::string, bool, std::string, int64_t, std::vector<std:
 
 std::vector<Row> results(Group& group) {
   std::vector<std::string> names;
-  for (const auto& slot : group.slots()) names.push_back(slot.name);
+  for (const auto& candidate : group.candidates()) names.push_back(candidate.name);
   std::vector<Row> rows;
   const auto& trials = group.selector().trials();
   for (const auto& found : trials == nullptr ? std::vector<Trials::Result>{} : trials->results()) {

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/candidate.h"
+#include "base/candidate_name.h"
 #include "bindings/python/names.h"
 #include "bindings/python/objects.h"
 #include "bindings/python/parts.h"
@@ -104,7 +104,7 @@ py::dict explain(Group& group, const std::string& operation, int64_t nbytes, con
   for (const auto& candidate : explanation.candidates) {
     measured = measured || candidate.cost.has_value();
     refined = refined || candidate.refined;
-    candidates[py::str(candidate.slot->name)] =
+    candidates[py::str(candidate.candidate->name)] =
         candidate.cost && nbytes >= 0 ? py::object(py::int_(*candidate.cost)) : py::none();
   }
   py::dict result;
@@ -117,12 +117,12 @@ py::dict explain(Group& group, const std::string& operation, int64_t nbytes, con
   result["trying"] = explanation.trying;
   result["candidates"] = candidates;
   py::list excluded;
-  for (const auto* slot : explanation.excluded) excluded.append(slot->name);
+  for (const auto* candidate : explanation.excluded) excluded.append(candidate->name);
   result["excluded"] = excluded;
   py::dict shares;  // computed ones
-  for (const auto& slot : group.slots()) {
-    if (slot.variant != 0) continue;
-    if (const auto share = group.selector().share(slot, call)) shares[py::str(slot.name)] = *share;
+  for (const auto& candidate : group.candidates()) {
+    if (candidate.variant != 0) continue;
+    if (const auto share = group.selector().share(candidate, call)) shares[py::str(candidate.name)] = *share;
   }
   result["shares"] = shares;
   return result;
@@ -138,7 +138,7 @@ std::tuple<int64_t, int64_t, std::vector<int64_t>> refinement(Group& group) {
 std::vector<std::tuple<std::string, int64_t, std::string, std::string>> adopt(Group& group,
                                                                               const std::vector<int64_t>& costs) {
   const auto* found = group.selector().refinement();
-  if (found == nullptr || found->buckets().size() * group.slots().size() != costs.size()) {
+  if (found == nullptr || found->buckets().size() * group.candidates().size() != costs.size()) {
     throw Error(ErrorCode::InvalidArgument,
                 "costs: expected one for each bucket and candidate, got " + std::to_string(costs.size()));
   }
@@ -182,17 +182,17 @@ void add_tuning(py::module_& module, GroupClass& group) {
         return names;
       },
       "Names of the operations as tuning tables and benchmarks have them: the ops, and their vectored forms with a v.");
-  py::class_<Candidate>(module, "Candidate", "The parts of a candidate's name, in any spelling.")
-      .def(py::init([](const py::str& text) { return Candidate::parse(utf8_of(text.ptr(), "")); }), py::arg("text"))
-      .def_property_readonly("name", &Candidate::name, "The one spelling, without the codec: stripe(gloo,mpi,67).")
-      .def_readonly("backend", &Candidate::backend, "Without the variant too: mpi, stripe(gloo,mpi).")
-      .def_readonly("parts", &Candidate::parts, "The backends that an algorithm over several is made of.")
-      .def_property_readonly("algorithm", &Candidate::algorithm, "stripe, hier, themis; empty without parts.")
-      .def_property_readonly("hierarchical", &Candidate::hierarchical,
+  py::class_<CandidateName>(module, "CandidateName", "The parts of a candidate's name, in any spelling.")
+      .def(py::init([](const py::str& text) { return CandidateName::parse(utf8_of(text.ptr(), "")); }), py::arg("text"))
+      .def_property_readonly("name", &CandidateName::name, "The one spelling, without the codec: stripe(gloo,mpi,67).")
+      .def_readonly("backend", &CandidateName::backend, "Without the variant too: mpi, stripe(gloo,mpi).")
+      .def_readonly("parts", &CandidateName::parts, "The backends that an algorithm over several is made of.")
+      .def_property_readonly("algorithm", &CandidateName::algorithm, "stripe, hier, themis; empty without parts.")
+      .def_property_readonly("hierarchical", &CandidateName::hierarchical,
                              "Whether the parts serve the dimensions of a topology.")
-      .def_readonly("variant", &Candidate::variant, "p2p, 67; empty for the backend's own choice.")
-      .def_readonly("codec", &Candidate::codec, "bf16; empty for none.")
-      .def("__str__", &Candidate::text);
+      .def_readonly("variant", &CandidateName::variant, "p2p, 67; empty for the backend's own choice.")
+      .def_readonly("codec", &CandidateName::codec, "bf16; empty for none.")
+      .def("__str__", &CandidateName::text);
   module.def(
       "split_names",
       [](const py::str& names) {

@@ -50,7 +50,7 @@ auto TorchCall::named(Action action) {
 }
 
 std::string TorchCall::what() const {
-  const auto backend = slot_ == nullptr ? group_.any_backend() : std::string_view(slot_->name);
+  const auto backend = candidate_ == nullptr ? group_.any_backend() : std::string_view(candidate_->name);
   return describe(std::string(backend), row(call_.op).name, *group_.label());
 }
 
@@ -132,7 +132,7 @@ TorchCall::TensorList TorchCall::results() const {
   return out_ == nullptr ? TensorList{} : TensorList{*out_};
 }
 
-Slot* TorchCall::prepare() {
+Candidate* TorchCall::prepare() {
   tensors_.describe(call_, plan_);
   tensors_.place_factor(call_);
   plan_.keeper = this;
@@ -144,8 +144,8 @@ Slot* TorchCall::prepare() {
     return std::make_shared<KeptTensors>(std::move(all), results.size());
   };
   plan_.release = KeptTensors::release_of;
-  if (NamedBackend::any()) slot_ = named([&] { return NamedBackend::slot(group_); });
-  return slot_;
+  if (NamedBackend::any()) candidate_ = named([&] { return NamedBackend::candidate(group_); });
+  return candidate_;
 }
 
 void TorchCall::run() {

@@ -54,13 +54,13 @@ class TorchCall {
   bool is_root() const { return call_.root == group_.rank(); }
 
  private:
-  Slot* prepare();
+  Candidate* prepare();
   TensorList results() const;
   template <class Action>
   auto named(Action action);
 
   Group& group_;
-  Slot* slot_ = nullptr;  // the candidate that the program names
+  Candidate* candidate_ = nullptr;  // the candidate that the program names
   Names names_;
   Call call_;
   Plan plan_;

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/candidate.h"
+#include "base/candidate_name.h"
 #include "base/error.h"
 #include "bindings/python/arguments.h"
 #include "bindings/python/gil.h"

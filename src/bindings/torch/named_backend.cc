@@ -35,10 +35,10 @@ NamedBackend::None::~None() {
   if (!before_.is_none()) set(before_);
 }
 
-Slot* NamedBackend::slot(Group& group) {
+Candidate* NamedBackend::candidate(Group& group) {
   const Locked locked;
   const auto name = current();
-  return name.is_none() ? nullptr : backend_slot(group, name.ptr());
+  return name.is_none() ? nullptr : candidate_of(group, name.ptr());
 }
 
 // Returns the previous name; None means no name.

@@ -31,7 +31,7 @@ class NamedBackend {
   static bool any() noexcept { return blocks_.load(std::memory_order_relaxed) != 0; }
   /// The candidate for this thread's calls on the group; null: the group's choice. Throws like a call that names the
   /// backend.
-  static Slot* slot(Group& group);
+  static Candidate* candidate(Group& group);
   /// The action with this thread's backend, on whichever thread it runs: all ranks call the same one then.
   static std::function<void()> kept(std::function<void()> action);
 

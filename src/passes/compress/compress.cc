@@ -70,9 +70,10 @@ const Codec* Compress::codec_of(const Passage& passage) const {
   if (call.device.type != DeviceType::CPU || has_factor(call)) return nullptr;
   static const std::string any;
   const auto bytes = message_bytes(call, passage.group.size());
-  const Slot* slot = passage.slot != nullptr || !defaults_.automatic ? passage.slot : &passage.group.choose(call);
-  const std::string& candidate = slot == nullptr ? any : slot->name;
-  return asked ? measured(call.op, call.dtype, candidate, bytes) : standing(call.op, call.dtype, candidate, bytes);
+  const Candidate* candidate =
+      passage.candidate != nullptr || !defaults_.automatic ? passage.candidate : &passage.group.choose(call);
+  const std::string& name = candidate == nullptr ? any : candidate->name;
+  return asked ? measured(call.op, call.dtype, name, bytes) : standing(call.op, call.dtype, name, bytes);
 }
 
 const Codec* Compress::standing(Op op, DType dtype, const std::string& candidate, int64_t bytes) const {
@@ -98,8 +99,8 @@ const Codec* Compress::measured(Op op, DType dtype, const std::string& candidate
 // The backend for the call that carries the data: that of the rule for the program's call; else chosen by the encoded
 // size, which all ranks know if they know the call's. If the codec was chosen by measurement: the backend on which it
 // was measured.
-Slot& Compress::slot_of(const Passage& passage, const Codec& codec, bool automatic) const {
-  if (auto* const slot = named_slot(passage)) return *slot;
+Candidate& Compress::candidate_of(const Passage& passage, const Codec& codec, bool automatic) const {
+  if (auto* const candidate = named_candidate(passage)) return *candidate;
   if (automatic) {
     auto& chosen = passage.group.choose(passage.call);
     auto* backend = passage.group.find(chosen.backend.name);
@@ -137,12 +138,12 @@ Outcome Compress::handle(Passage& passage, const Next& next) {
   const auto schedule = Schedule::make();
   std::optional<Compressed> compressed;
   try {  // a user's codec may be unable to tell its capacity
-    passage.slot = &slot_of(passage, *codec, automatic);
+    passage.candidate = &candidate_of(passage, *codec, automatic);
     compressed.emplace(*schedule, passage.call, passage.group.rank(), passage.group.size(), *codec);
   } catch (const Error& error) {
     throw refusal(passage, error);
   }
-  if (!stage_->serves(*passage.slot)) {
+  if (!stage_->serves(*passage.candidate)) {
     throw refusal(passage, ErrorCode::NotInitialized, "the group has given up the backend");
   }
   passage.notes.codec = &codec->name();
@@ -160,7 +161,7 @@ Outcome Compress::run(Passage& passage, const Next& next, Compressed& compressed
     Plan plan;
     plan.owned.push_back(schedule);
     Call call = task.call;
-    Passage exchange{passage.group, passage.slot, call, plan, true};
+    Passage exchange{passage.group, passage.candidate, call, plan, true};
     exchange.notes.whole = &passage.notes;
     started.push_back(request_of(next(exchange).work));
   });
@@ -188,7 +189,7 @@ Outcome Compress::run_single(Passage& passage, const Next& next, Compressed& com
       Plan plan;
       plan.owned.push_back(schedule);
       Call call = task.call;
-      Passage exchange{passage.group, passage.slot, call, plan, false, passage.interrupt};
+      Passage exchange{passage.group, passage.candidate, call, plan, false, passage.interrupt};
       exchange.notes.whole = &passage.notes;
       const auto outcome = next(exchange);
       exchanged = true;

@@ -56,7 +56,7 @@ class Compress final : public Pass {
   Outcome run(Passage& passage, const Next& next, Compressed& compressed, const std::shared_ptr<Schedule>& schedule);
   static Outcome run_single(Passage& passage, const Next& next, Compressed& compressed,
                             const std::shared_ptr<Schedule>& schedule);
-  Slot& slot_of(const Passage& passage, const Codec& codec, bool automatic) const;
+  Candidate& candidate_of(const Passage& passage, const Codec& codec, bool automatic) const;
 
   const std::shared_ptr<Stage> stage_;
   const CompressDefaults defaults_;

@@ -5,7 +5,7 @@
 #include <mutex>
 #include <utility>
 
-#include "base/candidate.h"
+#include "base/candidate_name.h"
 #include "base/immortal.h"
 #include "choose/decision.h"
 #include "engine/dispatch.h"
@@ -78,8 +78,8 @@ Fuse::Fuse(std::shared_ptr<Group> shadow, const std::map<std::string, FuseLimits
 
 // A call that names no backend goes to that of its rule, else to the best one for a full buffer, whose size every rank
 // knows.
-Slot* Fuse::slot_of(const Passage& passage) {
-  if (const auto* slot = named_slot(passage)) return shadow_->find(slot->name);
+Candidate* Fuse::candidate_of(const Passage& passage) {
+  if (const auto* candidate = named_candidate(passage)) return shadow_->find(candidate->name);
   Call full = passage.call;
   const auto elements = std::max<int64_t>(largest_buffer_ / size_of(full.dtype) / shadow_->size(), 1);
   if (full.in.count != 0) full.in.count = full.op == Op::reduce_scatter ? elements * shadow_->size() : elements;
@@ -95,21 +95,22 @@ Outcome Fuse::handle(Passage& passage, const Next& next) {
   // On other ranks a call of any form may be a blocking one, which does not join.
   if (!passage.asynchronous || passage.call.any_form || !fusible(passage.call)) return next(passage);
   const auto inside = stay_in(*shadow_, passage);
-  Slot* slot = slot_of(passage);
-  Slot* own = slot == nullptr ? nullptr : passage.group.find(slot->name);
-  if (own == nullptr || Decision::of(*slot->communicator, passage.call).form == Form::Unsupported) return next(passage);
-  const auto holder = holders_.find(slot->backend.name);
+  Candidate* candidate = candidate_of(passage);
+  Candidate* own = candidate == nullptr ? nullptr : passage.group.find(candidate->name);
+  if (own == nullptr || Decision::of(*candidate->communicator, passage.call).form == Form::Unsupported)
+    return next(passage);
+  const auto holder = holders_.find(candidate->backend.name);
   if (holder == holders_.end()) return next(passage);
   const auto& [stream, rest, limits] = holder->second;
   // The flush that a pass behind this one waits in cannot flush its call. Equal on all ranks, as they are in one flush.
   // A step of a call may run in a flush on this rank alone, so that none of its calls is held.
   if (Executor::in_step() || stream->flushes_here()) return next(passage);
   if (larger_side_bytes(passage.call) > limits.largest_bytes) return next(passage);
-  passage.slot = own;
+  passage.candidate = own;
   passage.notes.fused = true;
   try {
     auto memory = rest.chain == nullptr ? nullptr : memory_of(passage.plan);
-    auto part = stream->join(passage.call, *slot, limits, rest, std::move(memory));
+    auto part = stream->join(passage.call, *candidate, limits, rest, std::move(memory));
     return {hold(passage, std::make_unique<Fused>(stream, std::move(part)))};
   } catch (const Error& error) {
     throw refusal(passage, error);

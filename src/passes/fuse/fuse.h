@@ -32,7 +32,7 @@ class Fuse : public Pass {
   FuseStatistics statistics() const;
 
  private:
-  Slot* slot_of(const Passage& passage);
+  Candidate* candidate_of(const Passage& passage);
 
   // The stream that holds the calls of a backend, its limits, and what comes behind this pass.
   struct Holder {

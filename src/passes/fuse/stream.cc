@@ -19,12 +19,12 @@ namespace {
 constexpr int64_t kReused = int64_t{64} << 20;
 
 // Calls of equal kinds can be done by one collective. Equal on all ranks, as all inputs are.
-FuseKind kind_of(const Call& call, const Slot& slot, int64_t pass) {
+FuseKind kind_of(const Call& call, const Candidate& candidate, int64_t pass) {
   int64_t number = call.root;
   number = (number << 8) | static_cast<int64_t>(call.op);
   number = (number << 8) | static_cast<int64_t>(call.dtype);
   number = (number << 8) | static_cast<int64_t>(call.red);
-  return {call.priority, pass, slot.backend.name, (number << 8) | slot.variant};
+  return {call.priority, pass, candidate.backend.name, (number << 8) | candidate.variant};
 }
 
 // The calls are no longer held: `carrier` does them, or it is null and they have failed.
@@ -32,7 +32,7 @@ template <class Parts>
 void release(const Parts& parts, const std::shared_ptr<Work>& carrier, const std::optional<Error>& failure) {
   if (carrier != nullptr) carrier->set_part();  // until all calls have it: the first ones may have been abandoned
   for (const auto& part : parts) {
-    part->slot.communicator = nullptr;  // the program may keep the call's Work, which keeps the part
+    part->candidate.communicator = nullptr;  // the program may keep the call's Work, which keeps the part
     if (carrier == nullptr) {
       part->fail(*failure);
     } else {
@@ -44,18 +44,18 @@ void release(const Parts& parts, const std::shared_ptr<Work>& carrier, const std
 
 }  // namespace
 
-FusePart::FusePart(const Call& held, const Slot& of, const FuseLimits& its, const FuseRest& rest,
+FusePart::FusePart(const Call& held, const Candidate& of, const FuseLimits& its, const FuseRest& rest,
                    std::shared_ptr<void> owner)
     : call(held),
-      slot(of),
+      candidate(of),
       limits(its),
       kind(kind_of(held, of, rest.pass)),
       chain(rest.chain),
       memory(std::move(owner)) {}
 
-std::shared_ptr<FusePart> FuseStream::join(const Call& call, const Slot& slot, const FuseLimits& limits,
+std::shared_ptr<FusePart> FuseStream::join(const Call& call, const Candidate& candidate, const FuseLimits& limits,
                                            const FuseRest& rest, std::shared_ptr<void> memory) {
-  const auto part = std::make_shared<FusePart>(call, slot, limits, rest, std::move(memory));
+  const auto part = std::make_shared<FusePart>(call, candidate, limits, rest, std::move(memory));
   const auto bytes = larger_side_bytes(call);
   std::unique_lock lock(mutex_);
   if (!broken_ && bytes_[part->kind] + bytes > limits.buffer_bytes) {
@@ -202,14 +202,14 @@ std::shared_ptr<Run> FuseStream::make_round() {
   const auto flushes = schedule->issue({}, agreed);
   // Rounds use the backend without a variant, as ranks may hold calls of different variants. The first held call has
   // one number on all ranks, and so one backend.
-  const Slot& first = held_.front()->slot;
-  const Slot slot{first.backend, first.communicator, first.backend.name, 0, first.streams};
-  const auto later = [weak, slot, &number, memory = std::weak_ptr(schedule), flush = &schedule->tasks()[flushes]](
+  const Candidate& first = held_.front()->candidate;
+  const Candidate candidate{first.backend, first.communicator, first.backend.name, 0, first.streams};
+  const auto later = [weak, candidate, &number, memory = std::weak_ptr(schedule), flush = &schedule->tasks()[flushes]](
                          const Task& task, Requests& requests) {
     const auto self = weak.lock();
     if (self == nullptr) throw destroyed_group();
     if (&task == flush) return self->flush(number);
-    Slot used = slot;
+    Candidate used = candidate;
     Call round = task.call;
     round.timeout = self->longest_timeout();
     Plan plan;
@@ -312,12 +312,12 @@ std::optional<Error> FuseStream::send(const Parts& parts) {
 }
 
 std::shared_ptr<Work> FuseStream::carry(const Parts& parts) {
-  Slot slot = parts.front()->slot;
+  Candidate candidate = parts.front()->candidate;
   Call first = parts.front()->call;
   Plan plan;
   if (parts.size() == 1) {
     plan.owned.push_back(parts.front()->memory);
-    return start_through(parts.front()->chain, *shadow_, &slot, first, plan);
+    return start_through(parts.front()->chain, *shadow_, &candidate, first, plan);
   }
   std::vector<Call> calls;
   for (const auto& part : parts) calls.push_back(part->call);
@@ -325,13 +325,13 @@ std::shared_ptr<Work> FuseStream::carry(const Parts& parts) {
   fuse(calls, shadow_->rank(), shadow_->size(), *schedule, std::min(parts.front()->limits.buffer_bytes, kReused));
   const auto run = make_pooled<Run>(schedule);
   run->begin([&](const Task& task, Requests& requests) {
-    Slot used = slot;
+    Candidate used = candidate;
     Call step = task.call;
     Plan own;
     own.owned.push_back(schedule);
     requests.push_back(request_of(start_through(parts.front()->chain, *shadow_, &used, step, own)));
   });
-  Passage passage{*shadow_, &slot, first, plan, true};
+  Passage passage{*shadow_, &candidate, first, plan, true};
   auto work = hold(passage, request_of(nullptr, run));
   work->poll();
   return work;

@@ -50,10 +50,11 @@ struct FuseKind {
 
 /// A held call.
 struct FusePart : Deferred {
-  FusePart(const Call& held, const Slot& of, const FuseLimits& its, const FuseRest& rest, std::shared_ptr<void> owner);
+  FusePart(const Call& held, const Candidate& of, const FuseLimits& its, const FuseRest& rest,
+           std::shared_ptr<void> owner);
 
-  const Call call;  // its memory is kept by the call's Work
-  Slot slot;        // in the shadow group; a copy, which keeps the communicator, until the call is no longer held
+  const Call call;      // its memory is kept by the call's Work
+  Candidate candidate;  // in the shadow group; a copy, which keeps the communicator, until the call is no longer held
   const FuseLimits limits;
   const FuseKind kind;
   const std::shared_ptr<const Chain> chain;
@@ -83,10 +84,10 @@ class FuseStream : public std::enable_shared_from_this<FuseStream> {
   /// Ends the running round: its calls are gone.
   ~FuseStream() { executor_->expedite(); }
 
-  /// Adds a call; calls of one pass with equal slots have equal limits. `memory` owns the call's memory for later
+  /// Adds a call; calls of one pass with equal candidates have equal limits. `memory` owns the call's memory for later
   /// passes and may be null. Throws if the ranks can no longer agree on flushes.
-  std::shared_ptr<FusePart> join(const Call& call, const Slot& slot, const FuseLimits& limits, const FuseRest& rest,
-                                 std::shared_ptr<void> memory);
+  std::shared_ptr<FusePart> join(const Call& call, const Candidate& candidate, const FuseLimits& limits,
+                                 const FuseRest& rest, std::shared_ptr<void> memory);
   /// Whether this thread is in a flush of this stream, in a pass behind the one that uses it.
   bool flushes_here() const noexcept { return executor_->drives_here(); }
   /// Issues what is due and was agreed, as far as possible now. Never waits.

@@ -33,7 +33,7 @@ uint64_t signature_of(const Passage& passage, bool all_ranks) {
       static_cast<uint64_t>(call.asynchronous) << 25U | static_cast<uint64_t>(call.device.type) << 26U);
   add(static_cast<uint64_t>(call.root));
   if (!call.vectored) add(static_cast<uint64_t>(message_elements(call, passage.group.size())));
-  if (passage.slot != nullptr) add(std::hash<std::string>()(passage.slot->name));
+  if (passage.candidate != nullptr) add(std::hash<std::string>()(passage.candidate->name));
   return all_ranks ? found & ~kHighest : found | kHighest;
 }
 
@@ -209,8 +209,8 @@ Outcome Scheduler::handle(Passage& passage, const Next& next) {
     if (!passage.asynchronous && control_->enforcer()->pending()) control_->enforcer()->expedite();
     return next(passage);
   }
-  const auto* slot = named_slot(passage);
-  const auto* named = slot == nullptr ? nullptr : &slot->name;
+  const auto* candidate = named_candidate(passage);
+  const auto* named = candidate == nullptr ? nullptr : &candidate->name;
   const auto turn = control_->enter(name_, {signature_of(passage, all_ranks_), named, fixed(passage.call)});
   try {
     if (turn.form != nullptr && !turn.form->channels.empty()) return run_planned(passage, turn);
@@ -246,31 +246,32 @@ PlannedCall Scheduler::planned(const Passage& passage, const PlanControl::Turn& 
   motifs(passage.call, passage.group.rank(), passage.group.size(), turn.form->form, *schedule);
   struct Target {
     std::shared_ptr<Group> group;
-    Slot slot;  // a copy keeps the communicator, which the group may remove meanwhile
+    Candidate candidate;  // a copy keeps the communicator, which the group may remove meanwhile
   };
   std::vector<Target> targets;
   PlannedCall call;
   for (std::size_t motif = 0; motif < turn.form->channels.size(); ++motif) {
     const auto& lane = lanes_.at(turn.form->lanes.at(motif));
     const auto inside = stay_in(*lane.group, passage);
-    targets.push_back({lane.group, slot_of(*lane.group, turn.form->channels[motif])});
+    targets.push_back({lane.group, candidate_of(*lane.group, turn.form->channels[motif])});
     call.lanes.push_back(lane.number);
   }
   const TracedMotif traced{turn.iteration, turn.form->call, passage.call.op, passage.notes.bytes};
   Start start = [targets = std::move(targets), memory = std::weak_ptr(schedule), trace = control_->trace(), traced](
                     const Task& task, Requests& requests) {
-    const auto& [group, slot] = targets.at(task.part);
+    const auto& [group, candidate] = targets.at(task.part);
     const auto issued = trace->on() ? Recorder::now() : 0;
-    auto work = start_on(*group, slot, task.call, memory.lock());
+    auto work = start_on(*group, candidate, task.call, memory.lock());
     if (issued != 0) [[unlikely]]
-      trace->follow(*work, {traced.iteration, traced.call, traced.op, traced.bytes, task.part, &slot.name, issued});
+      trace->follow(*work,
+                    {traced.iteration, traced.call, traced.op, traced.bytes, task.part, &candidate.name, issued});
     requests.push_back(request_of(std::move(work)));
   };
   call.run = make_pooled<Run>(schedule, std::move(start));
   call.run->begin(nullptr);  // no Issue is ready: all of them are late
   call.call = turn.form->call;
   call.iteration = turn.iteration;
-  call.progress = &passage.slot->backend.progress;
+  call.progress = &passage.candidate->backend.progress;
   call.lost = [group = lanes_.front().group] { return group->position().lost(); };
   call.op = passage.call.op;
   call.seq = passage.notes.seq;
@@ -281,7 +282,7 @@ PlannedCall Scheduler::planned(const Passage& passage, const PlanControl::Turn& 
 Outcome Scheduler::run_planned(Passage& passage, const PlanControl::Turn& turn) {
   std::shared_ptr<Work> work;
   try {
-    passage.slot = &slot_of(passage.group, turn.form->channels.front());
+    passage.candidate = &candidate_of(passage.group, turn.form->channels.front());
     auto call = planned(passage, turn);
     auto request = request_of(control_->enforcer(), call.run);
     control_->enforcer()->submit(std::move(call));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "base/candidate.h"
+#include "base/candidate_name.h"
 
 #include <algorithm>
 
@@ -42,11 +42,11 @@ std::string percent(std::string_view share, std::string_view first, std::string_
 }
 
 // From two names, and a share if there is a third piece.
-Candidate striped(const std::vector<std::string_view>& pieces, std::string_view text) {
+CandidateName striped(const std::vector<std::string_view>& pieces, std::string_view text) {
   if (pieces.size() != 2 && pieces.size() != 3) {
     wrong("two backends, as stripe(gloo,mpi), and at most a share of the first, as stripe(gloo,mpi,67)", text);
   }
-  Candidate result;
+  CandidateName result;
   for (const auto part : {pieces[0], pieces[1]}) {
     if (part.empty() || part.find_first_of(":+|,() \t") != std::string_view::npos) {
       wrong("the name of a backend in place of '" + std::string(part) + "'", text);
@@ -59,15 +59,15 @@ Candidate striped(const std::vector<std::string_view>& pieces, std::string_view 
   return result;
 }
 
-Candidate without_codec(std::string_view name, std::string_view text);
+CandidateName without_codec(std::string_view name, std::string_view text);
 
 // From a name for each dimension.
-Candidate hierarchical_of(std::string_view algorithm, const std::vector<std::string_view>& pieces,
-                          std::string_view text) {
+CandidateName hierarchical_of(std::string_view algorithm, const std::vector<std::string_view>& pieces,
+                              std::string_view text) {
   if (pieces.size() < 2) {
     wrong("a backend for each dimension, innermost first, as " + std::string(algorithm) + "(shm,mpi)", text);
   }
-  Candidate result;
+  CandidateName result;
   for (const auto& piece : pieces) {
     if (algorithm == kThemis && piece == kFixedOrder && &piece == &pieces.back() && pieces.size() > 2) {
       result.variant = piece;
@@ -83,7 +83,7 @@ Candidate hierarchical_of(std::string_view algorithm, const std::vector<std::str
   return result;
 }
 
-Candidate call_of(std::string_view name, std::string_view text) {
+CandidateName call_of(std::string_view name, std::string_view text) {
   const auto open = name.find('(');
   const auto algorithm = trimmed(name.substr(0, open));
   if (algorithm != kStripe && algorithm != kHierarchy && algorithm != kThemis) {
@@ -102,7 +102,7 @@ Candidate call_of(std::string_view name, std::string_view text) {
   return algorithm == kStripe ? striped(pieces, text) : hierarchical_of(algorithm, pieces, text);
 }
 
-Candidate without_codec(std::string_view name, std::string_view text) {
+CandidateName without_codec(std::string_view name, std::string_view text) {
   if (name.find('(') != std::string_view::npos) return call_of(name, text);
   const auto colon = std::min(name.find(':'), name.size());
   auto pieces = trimmed_pieces(name.substr(0, colon), '+');
@@ -120,7 +120,7 @@ Candidate without_codec(std::string_view name, std::string_view text) {
 
 }  // namespace
 
-Candidate Candidate::parse(std::string_view text) {
+CandidateName CandidateName::parse(std::string_view text) {
   // The parts of a name are parsed recursively; a table or a variable may have any text.
   if (text.size() > kLongestName) {
     throw Error(ErrorCode::InvalidArgument, "expected the name of a candidate, of at most " +
@@ -134,9 +134,9 @@ Candidate Candidate::parse(std::string_view text) {
   return result;
 }
 
-std::string Candidate::name() const { return variant.empty() ? backend : variant_of(backend, variant); }
+std::string CandidateName::name() const { return variant.empty() ? backend : variant_of(backend, variant); }
 
-std::optional<Candidate> Candidate::read(std::string_view text) {
+std::optional<CandidateName> CandidateName::read(std::string_view text) {
   try {
     return parse(text);
   } catch (const Error&) {
@@ -145,7 +145,7 @@ std::optional<Candidate> Candidate::read(std::string_view text) {
 }
 
 std::string canonical(std::string_view name) {
-  const auto candidate = Candidate::read(name);
+  const auto candidate = CandidateName::read(name);
   return candidate ? candidate->text() : std::string(name);
 }
 
@@ -171,11 +171,11 @@ std::vector<std::string_view> split_outside_parentheses(std::string_view text, c
   return pieces;
 }
 
-std::string_view Candidate::algorithm() const {
+std::string_view CandidateName::algorithm() const {
   return parts.empty() ? std::string_view() : std::string_view(backend).substr(0, backend.find('('));
 }
 
-bool Candidate::hierarchical() const { return algorithm() == kHierarchy || algorithm() == kThemis; }
+bool CandidateName::hierarchical() const { return algorithm() == kHierarchy || algorithm() == kThemis; }
 
 std::string over_dimensions(std::string_view algorithm, const std::vector<std::string>& parts) {
   std::string name(algorithm);
@@ -187,7 +187,7 @@ namespace {
 
 // The backends whose communicators in the group the calls of a backend may go to.
 std::vector<std::string> parts_in_group(const std::string& backend) {
-  const auto candidate = Candidate::read(backend);
+  const auto candidate = CandidateName::read(backend);
   if (!candidate || candidate->parts.empty()) return {backend};
   return candidate->hierarchical() ? parts_in_group(candidate->parts.back()) : candidate->parts;
 }

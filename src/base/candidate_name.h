@@ -16,7 +16,7 @@ namespace mcr {
 /// The parts of a candidate's name: "mpi", "mpi:p2p", "stripe(gloo,mpi)" with a computed share, "stripe(gloo,mpi,67)"
 /// with 67 % for the first, "hier(shm,mpi)" and "themis(shm,mpi)" with a backend for each dimension of the topology,
 /// innermost first, "themis(shm,mpi,baseline)" with one order for all chunks, each optionally with a codec: "mpi|bf16".
-struct Candidate {
+struct CandidateName {
   std::string backend;  // without variant and codec: "mpi", "stripe(gloo,mpi)"
   std::vector<std::string>
       parts;            // the backends that an algorithm over several uses: "gloo", "mpi", "stripe(gloo,mpi)"
@@ -30,9 +30,9 @@ struct Candidate {
 
   /// Accepts current and earlier spellings: "gloo+mpi:67" is stripe(gloo,mpi,67). Throws InvalidArgument with the
   /// expected form. Parsing does not check that the backends, the variant and the codec exist.
-  static Candidate parse(std::string_view text);
+  static CandidateName parse(std::string_view text);
   /// As parse(); empty where that throws.
-  static std::optional<Candidate> read(std::string_view text);
+  static std::optional<CandidateName> read(std::string_view text);
   /// The name without the codec.
   std::string name() const;
   std::string text() const { return codec.empty() ? name() : name() + "|" + codec; }
