@@ -42,7 +42,7 @@ struct Bench {
     const auto run = std::make_shared<Run>(schedule, [&](const Task&, Requests&) { started = now(); });
     executor->submit(run, [&](const Task&, Requests& requests) { requests.push_back(std::make_unique<Flag>(flag)); });
     const auto work = std::make_shared<Work>(
-        Work::Context{Op::barrier, &name, &name, nullptr, &progress, std::chrono::milliseconds(10'000)}, Plan());
+        Work::Context{Op::barrier, &name, &name, nullptr, &progress, std::chrono::milliseconds(10'000)}, Extras());
     Requests requests;
     requests.push_back(request_of(executor, run));
     work->attach(std::move(requests));

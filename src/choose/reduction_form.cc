@@ -35,11 +35,11 @@ bool in_place(const Call& call, int rank) {
 }
 
 // The memory that the reduction may change: the result's own on ranks that get one, else a copy of the rank's input.
-Buffer operands(Call& call, Plan& plan, int rank) {
+Buffer operands(Call& call, Extras& extras, int rank) {
   if (in_place(call, rank)) return call.out;
   Buffer& given = row(call.op).extent == Extent::Same ? call.out : call.in;
   const auto bytes = given.count * size_of(call.dtype);
-  void* copy = plan.allocate({}, bytes);
+  void* copy = extras.allocate({}, bytes);
   if (bytes != 0) std::memcpy(copy, given.data, static_cast<std::size_t>(bytes));
   given.data = copy;
   return given;
@@ -75,12 +75,12 @@ ReductionForm ReductionForm::other_form(const Communicator& communicator, const 
   return itself;
 }
 
-void ReductionForm::change_operands(Call& call, Plan& plan, int rank) const {
+void ReductionForm::change_operands(Call& call, Extras& extras, int rank) const {
   if (kind_ == Kind::Premultiplied) {
-    const auto values = operands(call, plan, rank);
+    const auto values = operands(call, extras, rank);
     multiply(values.data, values.count, dtype_, call.factor, call.factor_data);
   } else if (kind_ == Kind::Ordered) {
-    const auto values = operands(call, plan, rank);
+    const auto values = operands(call, extras, rank);
     to_ordered(values.data, values.count, dtype_, red_ == RedOp::MAX);
   }
 }
@@ -89,12 +89,12 @@ void ReductionForm::undo(const Call& call, int rank) const {
   if (kind_ == Kind::Ordered && in_place(call, rank)) from_ordered(call.out.data, call.out.count, dtype_);
 }
 
-void ReductionForm::change_result(const Call& call, Plan& plan, int rank, int size) const {
+void ReductionForm::change_result(const Call& call, Extras& extras, int rank, int size) const {
   if (row(call.op).is(kRooted) && call.root != rank) return;
   if (kind_ == Kind::Average) {
-    plan.finish.emplace_back([out = call.out, dtype = dtype_, size] { divide(out.data, out.count, dtype, size); });
+    extras.finish.emplace_back([out = call.out, dtype = dtype_, size] { divide(out.data, out.count, dtype, size); });
   } else if (kind_ == Kind::Ordered) {
-    plan.finish.emplace_back([out = call.out, dtype = dtype_] { from_ordered(out.data, out.count, dtype); });
+    extras.finish.emplace_back([out = call.out, dtype = dtype_] { from_ordered(out.data, out.count, dtype); });
   }
 }
 

@@ -8,7 +8,7 @@
 
 #include "base/call.h"
 #include "plugin/backend.h"
-#include "runtime/plan.h"
+#include "runtime/extras.h"
 
 namespace mcr {
 
@@ -44,8 +44,8 @@ class ReductionForm {
 
   /// Call before the call is issued or emulated: sets the replacement reduction and element type, and changes the
   /// operands, or copies of those that belong to the caller.
-  void prepare(Call& call, Plan& plan, int rank) const {
-    if (kind_ != Kind::Itself) change_operands(call, plan, rank);
+  void prepare(Call& call, Extras& extras, int rank) const {
+    if (kind_ != Kind::Itself) change_operands(call, extras, rank);
     if (!row(call.op).is(kReduces)) return;
     call.dtype = asked_dtype_;
     call.red = asked_red_;
@@ -53,9 +53,9 @@ class ReductionForm {
   /// Call if the prepared call was refused: MIN's and MAX's operands become the caller's numbers again. PREMUL_SUM's
   /// stay multiplied, as a division would round them.
   void undo(const Call& call, int rank) const;
-  /// Call afterwards, when the call's other last steps are in the plan: adds the step that converts the result.
-  void finish(const Call& call, Plan& plan, int rank, int size) const {
-    if (kind_ != Kind::Itself) change_result(call, plan, rank, size);
+  /// Call afterwards, when the call's other last steps are in the extras: adds the step that converts the result.
+  void finish(const Call& call, Extras& extras, int rank, int size) const {
+    if (kind_ != Kind::Itself) change_result(call, extras, rank, size);
   }
 
  private:
@@ -71,8 +71,8 @@ class ReductionForm {
         asked_red_(asked.red) {}
 
   static ReductionForm other_form(const Communicator& communicator, const Call& call);
-  void change_operands(Call& call, Plan& plan, int rank) const;
-  void change_result(const Call& call, Plan& plan, int rank, int size) const;
+  void change_operands(Call& call, Extras& extras, int rank) const;
+  void change_result(const Call& call, Extras& extras, int rank, int size) const;
 
   Kind kind_ = Kind::Itself;
   bool native_ = false;

@@ -71,14 +71,14 @@ int64_t enter(Passage& passage, std::shared_ptr<const Chain>* chain = nullptr) {
 // Prepares every call, before any pass sees it. False: there is nothing to do. A call that goes through passes has no
 // number yet; another one is inside its group.
 bool admit(Passage& passage) {
-  auto& [group, candidate, call, plan, asynchronous, interrupt, notes] = passage;
+  auto& [group, candidate, call, extras, asynchronous, interrupt, notes] = passage;
   try {
     Stop::check();
     if (const auto* lost = group.position().lost()) [[unlikely]]
       throw Error(ErrorCode::PeerLost, *lost);
     if (group.closed()) throw destroyed_group();
-    flatten(call, plan);
-    validate(call, plan, group.rank(), group.size());
+    flatten(call, extras);
+    validate(call, extras, group.rank(), group.size());
     if (empty(call) && candidate == nullptr && group.candidates().empty()) throw no_backend();
   } catch (const Error& error) {
     throw refusal(passage, error);
@@ -125,7 +125,7 @@ auto counted(Passage& passage, const Body& body) {
   try {
     return body();
   } catch (...) {
-    passage.plan.sent = passage.notes.sent;
+    passage.extras.sent = passage.notes.sent;
     if (!passage.notes.sent) withdraw(passage.group.position(), passage);
     throw;
   }
@@ -133,12 +133,12 @@ auto counted(Passage& passage, const Body& body) {
 
 std::shared_ptr<Work> make_work(Passage& passage, Requests requests, std::shared_ptr<StreamPoint> point = nullptr,
                                 bool brief = false) {
-  auto& [group, candidate, call, plan, asynchronous, interrupt, notes] = passage;
-  if (plan.keep != nullptr) plan.kept = plan.keep(plan.keeper);
+  auto& [group, candidate, call, extras, asynchronous, interrupt, notes] = passage;
+  if (extras.keep != nullptr) extras.kept = extras.keep(extras.keeper);
   auto& chosen = candidate == nullptr ? group.candidates().front() : *candidate;
   auto made = make_pooled<Work>(Work::Context{call.op, &group.position().label(), &chosen.name,
                                               &chosen.backend.progress, call.timeout, notes.seq, notes.bytes, brief},
-                                std::move(plan), chosen.communicator);
+                                std::move(extras), chosen.communicator);
   made->attach(std::move(requests));
   made->set_point(std::move(point));
   return made;
@@ -193,7 +193,7 @@ class Issue {
       }
       issue(lane);
       if (lane.blocking() && !lane.pending()) {
-        passage_.plan.conclude();
+        passage_.extras.conclude();
         timed();
         return lane.source();
       }
@@ -262,7 +262,7 @@ class Issue {
   }
 
   Candidate& choose() {
-    auto& [group, candidate, call, plan, asynchronous, interrupt, notes] = passage_;
+    auto& [group, candidate, call, extras, asynchronous, interrupt, notes] = passage_;
     const auto bytes = timing_.direct ? notes.bytes : message_bytes(call, group.size());
     for (;;) {
       if (auto* chosen = group.choose(call, bytes, timing_)) [[likely]]
@@ -288,7 +288,7 @@ class Issue {
   }
 
   void prepare() {
-    auto& [group, candidate, call, plan, asynchronous, interrupt, notes] = passage_;
+    auto& [group, candidate, call, extras, asynchronous, interrupt, notes] = passage_;
     if (call.coding != nullptr && (call.coding->codec != nullptr || call.coding->automatic)) {
       throw Error(ErrorCode::InvalidArgument, "codec '" + call.coding->text +
                                                   "': expected the pass \"compress\" in the group's chain, which " +
@@ -301,8 +301,8 @@ class Issue {
     if (!brief_) release(lock_);
     if (row(call.op).is(kPeer)) check_tag(communicator.largest_tag(), call.tag);
     if (candidate->streams && row(call.op).extent == Extent::None) call.device = group.device(*candidate->streams);
-    if (call.in.data != nullptr && !communicator.takes_in_place(call)) separate(call, plan);
-    if (call.vectored && communicator.packed()) pack(call, plan);
+    if (call.in.data != nullptr && !communicator.takes_in_place(call)) separate(call, extras);
+    if (call.vectored && communicator.packed()) pack(call, extras);
     decision_ = Decision::of(communicator, call);
     if (decision_.form != Form::Native) {
       brief_ = false;
@@ -310,7 +310,7 @@ class Issue {
     }
     if (decision_.form == Form::Stream) {
       check_device(group.device(*candidate->streams), call.device);
-      decision_.reduction.prepare(call, plan, group.rank());
+      decision_.reduction.prepare(call, extras, group.rank());
     }
     if (decision_.form == Form::Unsupported) {
       const bool reduces = row(call.op).is(kReduces);
@@ -329,12 +329,12 @@ class Issue {
            Executor::driving();
   }
 
-  // Adds the last steps to the plan in the order in which they must run: combine, finish the reduction, copy to the
+  // Adds the last steps to the extras in the order in which they must run: combine, finish the reduction, copy to the
   // outputs.
   void issue(Lane& lane) {
-    auto& [group, candidate, call, plan, asynchronous, interrupt, notes] = passage_;
+    auto& [group, candidate, call, extras, asynchronous, interrupt, notes] = passage_;
     auto& communicator = *candidate->communicator;
-    decision_.reduction.prepare(call, plan, group.rank());
+    decision_.reduction.prepare(call, extras, group.rank());
     mark_sent(notes);
     try {
       if (decision_.form == Form::Emulated) {
@@ -348,8 +348,8 @@ class Issue {
       if (!lane.pending()) decision_.reduction.undo(call, group.rank());
       rethrow_as_error();
     }
-    decision_.reduction.finish(call, plan, group.rank(), group.size());
-    unflatten(call, plan);
+    decision_.reduction.finish(call, extras, group.rank(), group.size());
+    unflatten(call, extras);
   }
 
   // False: the first part gets the whole call.
@@ -400,7 +400,7 @@ class Issue {
 std::shared_ptr<Work> hold(Passage& passage, std::unique_ptr<Request> request, std::shared_ptr<StreamPoint> point) {
   auto requests = listed(std::move(request));
   mark_sent(passage.notes);
-  unflatten(passage.call, passage.plan);
+  unflatten(passage.call, passage.extras);
   auto work = make_work(passage, std::move(requests), std::move(point));
   watch(work);
   return work;
@@ -416,8 +416,8 @@ Outcome Next::operator()(Passage& passage) const {
   return last ? Outcome{nullptr, Issue(passage, nullptr, false).run()} : go_on();
 }
 
-int run(Group& group, Candidate* candidate, Call& call, Plan& plan, Interrupt interrupt, CallerLock* lock) {
-  Passage passage{group, candidate, call, plan, false, interrupt};
+int run(Group& group, Candidate* candidate, Call& call, Extras& extras, Interrupt interrupt, CallerLock* lock) {
+  Passage passage{group, candidate, call, extras, false, interrupt};
   if (!admit(passage)) return -1;
   if (passage.notes.seq == 0) [[unlikely]] {
     release(lock);
@@ -431,9 +431,9 @@ int run(Group& group, Candidate* candidate, Call& call, Plan& plan, Interrupt in
   return counted(passage, [&] { return Issue(passage, lock).run(); });
 }
 
-std::shared_ptr<Work> start(Group& group, Candidate* candidate, Call& call, Plan& plan, Interrupt interrupt,
+std::shared_ptr<Work> start(Group& group, Candidate* candidate, Call& call, Extras& extras, Interrupt interrupt,
                             CallerLock* lock) {
-  Passage passage{group, candidate, call, plan, true, interrupt};
+  Passage passage{group, candidate, call, extras, true, interrupt};
   if (!admit(passage)) return nothing_to_do(passage);
   if (passage.notes.seq == 0) [[unlikely]] {
     release(lock);
@@ -446,8 +446,8 @@ std::shared_ptr<Work> start(Group& group, Candidate* candidate, Call& call, Plan
 }
 
 std::shared_ptr<Work> start_through(const std::shared_ptr<const Chain>& chain, Group& group, Candidate* candidate,
-                                    Call& call, Plan& plan) {
-  Passage passage{group, candidate, call, plan, true};
+                                    Call& call, Extras& extras) {
+  Passage passage{group, candidate, call, extras, true};
   if (!admit(passage)) return nothing_to_do(passage);
   if (passage.notes.seq == 0) enter_with_passes(passage);
   const Group::Inside inside(group, std::adopt_lock);

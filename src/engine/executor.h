@@ -161,7 +161,7 @@ class Executor final : public Driver, public std::enable_shared_from_this<Execut
   void recount() override;
   /// Whether an ordered executor has late Issues to come, of calls that have not ended.
   static bool any() noexcept { return pending_.load(std::memory_order_relaxed) != 0; }
-  /// Marks this thread as inside a step that a pass has added to a call (Plan::after), for its lifetime.
+  /// Marks this thread as inside a step that a pass has added to a call (Extras::after), for its lifetime.
   struct InStep {
     InStep() noexcept;
     InStep(const InStep&) = delete;

@@ -51,21 +51,21 @@ class Copies {
   }
 
   // On the host now; on a device before the operation.
-  void gather_into(void* packed, std::vector<Block> blocks, Plan& plan) const {
+  void gather_into(void* packed, std::vector<Block> blocks, Extras& extras) const {
     if (host()) return gather(packed, blocks, nullptr);
-    plan.before.emplace_back([copies = *this, packed, blocks = std::move(blocks)](const Stream& stream) {
+    extras.before.emplace_back([copies = *this, packed, blocks = std::move(blocks)](const Stream& stream) {
       copies.gather(packed, blocks, &stream);
     });
   }
 
   // On the host when the operation is complete; on a device after it, in its stream.
-  void spread_from(std::vector<Block> blocks, void* packed, Plan& plan) const {
+  void spread_from(std::vector<Block> blocks, void* packed, Extras& extras) const {
     if (host()) {
-      plan.finish.emplace_back(
+      extras.finish.emplace_back(
           [copies = *this, blocks = std::move(blocks), packed] { copies.spread(blocks, packed, nullptr); });
       return;
     }
-    plan.behind.emplace_back([copies = *this, blocks = std::move(blocks), packed](const Stream& stream) {
+    extras.behind.emplace_back([copies = *this, blocks = std::move(blocks), packed](const Stream& stream) {
       copies.spread(blocks, packed, &stream);
     });
   }
@@ -84,10 +84,10 @@ class Copies {
   DType dtype_;
 };
 
-std::span<const int64_t> counts_of(const std::vector<Block>& blocks, Plan& plan) {
+std::span<const int64_t> counts_of(const std::vector<Block>& blocks, Extras& extras) {
   std::vector<int64_t> counts(blocks.size());
   std::transform(blocks.begin(), blocks.end(), counts.begin(), [](const Block& b) { return b.count; });
-  return plan.keep_counts(std::move(counts));
+  return extras.keep_counts(std::move(counts));
 }
 
 std::vector<Block> spread(void* base, std::span<const int64_t> counts, std::span<const int64_t> displs, DType dtype) {
@@ -116,72 +116,72 @@ void require_even(const std::vector<Block>& blocks, const char* name, std::strin
                                               (op.empty() ? "" : "; " + std::string(op) + "v takes different sizes"));
 }
 
-void flatten(Call& call, Plan& plan) {
-  auto& ins = plan.in_blocks;
-  auto& outs = plan.out_blocks;
+void flatten(Call& call, Extras& extras) {
+  auto& ins = extras.in_blocks;
+  auto& outs = extras.out_blocks;
   if (ins.empty() && outs.empty()) return;
   if (row(call.op).is(kRooted)) {
-    require_even(ins, plan.names->in);
-    require_even(outs, plan.names->out);
+    require_even(ins, extras.names->in);
+    require_even(outs, extras.names->out);
   }
   call.vectored = call.op == Op::all_to_all || !even(ins) || !even(outs);
   if (!ins.empty()) {
     call.in = {ins.front().data, total(ins)};
     if (!adjacent(ins, call.dtype)) {
-      call.in.data = plan.allocate(call.device, call.in.count * size_of(call.dtype));
-      Copies(call.device, call.dtype).gather_into(call.in.data, ins, plan);
+      call.in.data = extras.allocate(call.device, call.in.count * size_of(call.dtype));
+      Copies(call.device, call.dtype).gather_into(call.in.data, ins, extras);
     }
-    if (call.vectored) call.in_counts = counts_of(ins, plan);
+    if (call.vectored) call.in_counts = counts_of(ins, extras);
   }
   if (!outs.empty()) {
     call.out = {outs.front().data, total(outs)};
-    if (call.vectored) call.out_counts = counts_of(outs, plan);
+    if (call.vectored) call.out_counts = counts_of(outs, extras);
     if (adjacent(outs, call.dtype)) {
       outs.clear();
     } else {
-      call.out.data = plan.allocate(call.device, call.out.count * size_of(call.dtype));
+      call.out.data = extras.allocate(call.device, call.out.count * size_of(call.dtype));
     }
   }
 }
 
-void pack(Call& call, Plan& plan) {
+void pack(Call& call, Extras& extras) {
   if (!call.in_counts.empty() && call.in.data != nullptr && !is_packed(call.in_counts, call.in_displs)) {
     const auto blocks = spread(call.in.data, call.in_counts, call.in_displs, call.dtype);
-    call.in = {plan.allocate(call.device, total(blocks) * size_of(call.dtype)), total(blocks)};
-    Copies(call.device, call.dtype).gather_into(call.in.data, blocks, plan);
-    call.in_displs = plan.keep_packed(call.in_counts);
+    call.in = {extras.allocate(call.device, total(blocks) * size_of(call.dtype)), total(blocks)};
+    Copies(call.device, call.dtype).gather_into(call.in.data, blocks, extras);
+    call.in_displs = extras.keep_packed(call.in_counts);
   }
   if (!call.out_counts.empty() && call.out.data != nullptr && !is_packed(call.out_counts, call.out_displs)) {
-    plan.out_blocks = spread(call.out.data, call.out_counts, call.out_displs, call.dtype);
-    call.out = {plan.allocate(call.device, total(plan.out_blocks) * size_of(call.dtype)), total(plan.out_blocks)};
-    call.out_displs = plan.keep_packed(call.out_counts);
+    extras.out_blocks = spread(call.out.data, call.out_counts, call.out_displs, call.dtype);
+    call.out = {extras.allocate(call.device, total(extras.out_blocks) * size_of(call.dtype)), total(extras.out_blocks)};
+    call.out_displs = extras.keep_packed(call.out_counts);
   }
 }
 
-void unflatten(const Call& call, Plan& plan) {
-  if (!plan.out_blocks.empty()) {
-    Copies(call.device, call.dtype).spread_from(plan.out_blocks.take(), call.out.data, plan);
+void unflatten(const Call& call, Extras& extras) {
+  if (!extras.out_blocks.empty()) {
+    Copies(call.device, call.dtype).spread_from(extras.out_blocks.take(), call.out.data, extras);
   }
-  if (plan.deliver == nullptr) return;
-  auto deliver = std::exchange(plan.deliver, nullptr);
+  if (extras.deliver == nullptr) return;
+  auto deliver = std::exchange(extras.deliver, nullptr);
   if (call.device.type == DeviceType::CPU) {
-    plan.finish.push_back(std::move(deliver));
+    extras.finish.push_back(std::move(deliver));
   } else {
-    plan.behind.emplace_back([deliver = std::move(deliver)](const Stream& stream) {
+    extras.behind.emplace_back([deliver = std::move(deliver)](const Stream& stream) {
       const StreamGuard current(stream);
       deliver();
     });
   }
 }
 
-void separate(Call& call, Plan& plan) {
+void separate(Call& call, Extras& extras) {
   if (call.in.data == nullptr || call.out.data == nullptr) return;
   const auto* in = static_cast<const std::byte*>(call.in.data);
   const auto* out = static_cast<const std::byte*>(call.out.data);
   const auto bytes = size_of(call.dtype);
   if (in >= out + call.out.count * bytes || out >= in + call.in.count * bytes) return;
-  void* copied = plan.allocate(call.device, call.in.count * bytes);
-  Copies(call.device, call.dtype).gather_into(copied, {{call.in.data, call.in.count}}, plan);
+  void* copied = extras.allocate(call.device, call.in.count * bytes);
+  Copies(call.device, call.dtype).gather_into(copied, {{call.in.data, call.in.count}}, extras);
   call.in.data = copied;
 }
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/call.h"
-#include "runtime/plan.h"
+#include "runtime/extras.h"
 
 namespace mcr {
 
@@ -14,19 +14,19 @@ namespace mcr {
 /// vectored form of `op`, if one is given.
 void require_even(const std::vector<Block>& blocks, const char* name, std::string_view op = {});
 
-/// Turns the plan's lists into the call's buffers: the memory itself if the tensors are contiguous, otherwise a copy.
+/// Turns the lists of the extras into the call's buffers: the memory itself if the tensors are contiguous, otherwise a copy.
 /// Uneven lists, and every list of an all_to_all, become a vectored call. Results received into a copy reach the
 /// tensors through unflatten().
-void flatten(Call& call, Plan& plan);
+void flatten(Call& call, Extras& extras);
 
-/// Adds the last steps of the plan: copies received data to the tensors of the output list or to blocks with gaps, and
-/// then runs `deliver`.
-void unflatten(const Call& call, Plan& plan);
+/// Adds the last steps of the extras: copies received data to the tensors of the output list or to blocks with gaps,
+/// and then runs `deliver`.
+void unflatten(const Call& call, Extras& extras);
 
 /// Makes the displacements of a vectored call contiguous, for libraries without displacements.
-void pack(Call& call, Plan& plan);
+void pack(Call& call, Extras& extras);
 
 /// Copies the input if it shares memory with the output, so that no backend has to know about in-place forms.
-void separate(Call& call, Plan& plan);
+void separate(Call& call, Extras& extras);
 
 }  // namespace mcr

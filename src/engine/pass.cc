@@ -18,7 +18,7 @@ Candidate* named_candidate(const Passage& passage) {
 
 std::string described(const Passage& passage) {
   const auto backend = passage.candidate == nullptr ? passage.group.any_backend() : passage.candidate->name;
-  const auto* function = passage.plan.names->function;
+  const auto* function = passage.extras.names->function;
   return describe(std::string(backend), function == nullptr ? row(passage.call.op).name : function,
                   *passage.group.label());
 }
@@ -36,15 +36,15 @@ int wait_for(const Passage& passage, Work& work) {
   return work.source();
 }
 
-std::shared_ptr<void> memory_of(Plan& plan) {
-  if (plan.kept == nullptr && plan.keep != nullptr) {
-    plan.kept = plan.keep(plan.keeper);
-    plan.keep = nullptr;
+std::shared_ptr<void> memory_of(Extras& extras) {
+  if (extras.kept == nullptr && extras.keep != nullptr) {
+    extras.kept = extras.keep(extras.keeper);
+    extras.keep = nullptr;
   }
-  plan.release = nullptr;
-  if (!plan.scratch.empty()) plan.owned.push_back(std::make_shared<std::vector<Scratch>>(plan.scratch.take()));
-  std::vector<std::shared_ptr<void>> all(plan.owned.begin(), plan.owned.end());
-  all.push_back(plan.kept);
+  extras.release = nullptr;
+  if (!extras.scratch.empty()) extras.owned.push_back(std::make_shared<std::vector<Scratch>>(extras.scratch.take()));
+  std::vector<std::shared_ptr<void>> all(extras.owned.begin(), extras.owned.end());
+  all.push_back(extras.kept);
   return std::make_shared<std::vector<std::shared_ptr<void>>>(std::move(all));
 }
 

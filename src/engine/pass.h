@@ -33,13 +33,13 @@ inline void mark_sent(CallNotes& notes) {
   for (auto* each = &notes; each != nullptr; each = each->whole) each->sent = true;
 }
 
-/// A call on its way through the chain. It is valid and each of its lists is one buffer; the plan holds the copies
+/// A call on its way through the chain. It is valid and each of its lists is one buffer; the extras hold the copies
 /// still to be made to the outputs.
 struct Passage {
   Group& group;
   Candidate* candidate;  // that the caller named; null: the end of the chain chooses one and sets this
   Call& call;
-  Plan& plan;
+  Extras& extras;
   bool asynchronous;
   Interrupt interrupt = nullptr;
   CallNotes notes = {};
@@ -69,7 +69,7 @@ class Next {
 /// synchronizes ranks; calls without elements do not get here. The thread is the caller's, or behind a pass that holds
 /// calls any thread that issues what is held, and then without the program's locks. It may change the passage and call
 /// `next`, call `next` later (holding the call: hold() makes its Work), or not call it. `next` consumes the call and
-/// the plan. Its decisions must depend only on values equal on all ranks, like everything else that shapes a call.
+/// the extras. Its decisions must depend only on values equal on all ranks, like everything else that shapes a call.
 class Pass {
  public:
   virtual ~Pass() = default;
@@ -87,7 +87,7 @@ class Pass {
 };
 
 /// Makes the Work of a call whose backend part is done later, by `request`, or is already done (null). It takes the
-/// plan, with the caller's tensors. The passage's candidate must be set: its progress thread polls the Work. `point`:
+/// extras, with the caller's tensors. The passage's candidate must be set: its progress thread polls the Work. `point`:
 /// where the operation ends, if that is in a device's work.
 std::shared_ptr<Work> hold(Passage& passage, std::unique_ptr<Request> request,
                            std::shared_ptr<StreamPoint> point = nullptr);
@@ -97,7 +97,7 @@ int wait_for(const Passage& passage, Work& work);
 
 /// Owns the memory of the call's tensors, for a pass that keeps it beyond the call: the program may drop its tensors
 /// first. They are then released with the last owner. Before hold().
-std::shared_ptr<void> memory_of(Plan& plan);
+std::shared_ptr<void> memory_of(Extras& extras);
 
 /// Keeps the communicators of a group that the call uses alive until the end of the scope. Throws refusal() if the
 /// group is closed.

@@ -26,9 +26,9 @@ Candidate& candidate_of(Group& group, std::string_view name) {
 }
 
 std::shared_ptr<Work> start_on(Group& stage, Candidate candidate, Call call, std::shared_ptr<void> memory) {
-  Plan plan;
-  plan.owned.push_back(std::move(memory));
-  return start(stage, &candidate, call, plan);
+  Extras extras;
+  extras.owned.push_back(std::move(memory));
+  return start(stage, &candidate, call, extras);
 }
 
 Stage::Stage(std::shared_ptr<Group> group) : group_(std::move(group)) {

@@ -60,7 +60,7 @@ class Staged {
     here->record(caller);
     here->join(place_.outward);
     here->join(place_.inward);
-    for (const auto& copy : passage.plan.before) copy(place_.outward);
+    for (const auto& copy : passage.extras.before) copy(place_.outward);
     if (!place_.direct) bring_out();
     for (auto& piece : pieces_) {
       if (!piece.arrived) piece.arrived = mark(place_.outward);
@@ -139,7 +139,7 @@ class Staged {
   }
 
   const Place place_;
-  const Call call_;  // its spans point into the plan, which the Work keeps
+  const Call call_;  // its spans point into the extras, which the Work keeps
   const Direction output_;
   std::vector<Piece> pieces_;
   std::vector<std::shared_ptr<void>> memory_;
@@ -203,7 +203,7 @@ std::shared_ptr<Work> Staging::start(Passage& passage, bool direct) {
     throw Error(ErrorCode::Unsupported, "a graph is being recorded, and the library's work happens on the host");
   }
   auto& streams = passage.candidate->backend.streams;
-  unflatten(call, passage.plan);
+  unflatten(call, passage.extras);
   const Stream inward = streams.lane(call.device, 1);
   auto point = std::make_shared<StreamPoint>(caller);
   const auto staged =
@@ -211,7 +211,7 @@ std::shared_ptr<Work> Staging::start(Passage& passage, bool direct) {
   const auto schedule = Schedule::make();
   Staged::build(staged, *schedule);
   auto request = stage_->submit(passage, schedule, nullptr, Stage::LateFor::Device);
-  request = std::make_unique<StagedEnd>(std::move(request), passage.plan.behind.take(), point, inward);
+  request = std::make_unique<StagedEnd>(std::move(request), passage.extras.behind.take(), point, inward);
   return hold(passage, std::move(request), std::move(point));
 }
 

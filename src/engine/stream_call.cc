@@ -75,20 +75,20 @@ std::shared_ptr<DeviceTimes> timing(Passage& passage, const Stream& stream) {
 // Enqueues all but the copies behind the operation. Returns its times, which are not finished; null if it has none.
 std::shared_ptr<DeviceTimes> issue_in(Passage& passage, Lane& lane) {
   auto times = timing(passage, lane.stream());
-  for (const auto& copy : passage.plan.before) copy(lane.stream());
+  for (const auto& copy : passage.extras.before) copy(lane.stream());
   mark_sent(passage.notes);
   try {
     passage.candidate->communicator->issue(passage.call, lane);
   } catch (...) {
     rethrow_as_error();
   }
-  unflatten(passage.call, passage.plan);
+  unflatten(passage.call, passage.extras);
   return times;
 }
 
 void enqueue(Passage& passage, Lane& lane) {
   const auto times = issue_in(passage, lane);
-  for (const auto& copy : passage.plan.behind) copy(lane.stream());
+  for (const auto& copy : passage.extras.behind) copy(lane.stream());
   if (times != nullptr) times->finish(lane.stream());
 }
 
@@ -143,13 +143,13 @@ class Member {
 
   // The work before this call may be on another stream than that before the first one.
   Enqueued add(Passage& passage) {
-    auto& plan = passage.plan;
+    auto& extras = passage.extras;
     const Stream before = DeviceRuntime::of(passage.call.device.type).current(passage.call.device);
-    if (!(before == caller_)) plan.release = nullptr;  // which the caller's stream protects
+    if (!(before == caller_)) extras.release = nullptr;  // which the caller's stream protects
     const StreamGuard guard(lane_.stream());
     point_->follow(lane_.stream(), before);
     if (auto times = issue_in(passage, lane_)) times_.push_back(std::move(times));
-    behind_.insert(behind_.end(), plan.behind.begin(), plan.behind.end());
+    behind_.insert(behind_.end(), extras.behind.begin(), extras.behind.end());
     return {request_of(passage, point_), point_};
   }
 
@@ -259,7 +259,7 @@ void run_on_stream(Passage& passage) {
     enqueue(passage, lane);
     launch.done(stream);
   }
-  passage.plan.conclude();
+  passage.extras.conclude();
   if (call.op != Op::barrier) return;
   StreamPoint met(stream);
   if (met.captured()) return;

@@ -161,14 +161,14 @@ void check_kept(const Call& call, const Names& names, int rank) {
         to_string(call.out_counts[mine]));
 }
 
-void check_vectored(Call& call, const OpRow& op, Plan& plan, int rank, int size) {
-  const Names& names = *plan.names;
+void check_vectored(Call& call, const OpRow& op, Extras& extras, int rank, int size) {
+  const Names& names = *extras.names;
   const auto [in_blocks, out_blocks] = sides(call, op, rank);
   const auto check = [&](const Blocks& side, std::span<const int64_t>& displs) {
     check_counts(side, size);
     if (!displs.empty()) return check_displacements(side, displs);
     check_sum(side);
-    displs = plan.keep_packed(side.counts);
+    displs = extras.keep_packed(side.counts);
   };
   // A side with a single block has no counts. Clear unchecked counts: they must not be used.
   if (in_blocks) {
@@ -202,15 +202,15 @@ void drop_insignificant(Call& call, const OpRow& op, int rank) {
 
 }  // namespace
 
-void validate(Call& call, Plan& plan, int rank, int size) {
+void validate(Call& call, Extras& extras, int rank, int size) {
   const OpRow& op = row(call.op);
   if (op.is(kReduces)) check_reduction(call);
-  if (op.is(kRooted) || op.is(kPeer)) check_root(call, op, *plan.names, rank, size);
+  if (op.is(kRooted) || op.is(kPeer)) check_root(call, op, *extras.names, rank, size);
   drop_insignificant(call, op, rank);
   if (call.vectored) {
-    check_vectored(call, op, plan, rank, size);
+    check_vectored(call, op, extras, rank, size);
   } else if (op.extent != Extent::None && op.extent != Extent::Same) {
-    check_uniform(call, op, *plan.names, rank, size);
+    check_uniform(call, op, *extras.names, rank, size);
   }
 }
 

@@ -84,7 +84,7 @@ bool Work::advance(bool brief) {
     }
   }
   if (completed()) return true;
-  plan_.conclude();
+  extras_.conclude();
   complete();
   return true;
 }
@@ -210,8 +210,8 @@ bool Work::join() {
   if (point->external_stream() && !(current == point->caller())) point->join(point->caller());
   // The memory was allocated in the order of the caller's stream, and that stream's next work now comes after the
   // operation.
-  if (current == point->caller() && plan_.release != nullptr && !released_.test_and_set()) {
-    plan_.release(plan_.kept.get());
+  if (current == point->caller() && extras_.release != nullptr && !released_.test_and_set()) {
+    extras_.release(extras_.kept.get());
   }
   return true;
 }

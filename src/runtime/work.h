@@ -14,7 +14,7 @@
 #include "base/error.h"
 #include "device/event_pool.h"
 #include "plugin/backend.h"
-#include "runtime/plan.h"
+#include "runtime/extras.h"
 
 namespace mcr {
 
@@ -100,8 +100,8 @@ class Work {
   };
 
   /// The Work keeps `communicator`, which may be null, until it has finished.
-  Work(const Context& context, Plan&& plan, std::shared_ptr<Communicator> communicator = nullptr)
-      : communicator_(std::move(communicator)), context_(context), plan_(std::move(plan)) {}
+  Work(const Context& context, Extras&& extras, std::shared_ptr<Communicator> communicator = nullptr)
+      : communicator_(std::move(communicator)), context_(context), extras_(std::move(extras)) {}
   ~Work();
   Work(const Work&) = delete;
   Work& operator=(const Work&) = delete;
@@ -176,7 +176,7 @@ class Work {
   /// The operation runs, and its communicator has been given up. False also while a thread polls it.
   bool given_up() const noexcept;
   Subject subject() const;
-  const Plan& plan() const { return plan_; }
+  const Extras& extras() const { return extras_; }
   /// Group rank that sent the received message, once the receive is complete or has its point; else -1.
   int source() const;
 
@@ -214,7 +214,7 @@ class Work {
 
   std::shared_ptr<Communicator> communicator_;  // null once finished; guarded by busy_
   const Context context_;
-  Plan plan_;
+  Extras extras_;
   Requests requests_;
   std::size_t next_ = 0;  // requests before it have ended; guarded by busy_
   std::atomic<bool> finished_{false};

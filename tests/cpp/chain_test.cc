@@ -91,8 +91,8 @@ class Holds : public Pass {
   }
   void let_go(Group& group) {
     const auto chain = std::exchange(chain_, nullptr);  // which has this pass
-    Plan plan;
-    Passage passage{group, nullptr, call_, plan, true};
+    Extras extras;
+    Passage passage{group, nullptr, call_, extras, true};
     deferred_->fulfil(Next(chain, from_)(passage).work);
   }
 
@@ -223,9 +223,9 @@ TEST(a_call_counts_if_a_part_of_it_is_held) {
    public:
     std::string_view name() const override { return "parts"; }
     Outcome handle(Passage& passage, const Next& next) override {
-      Plan plan;
+      Extras extras;
       Call call = passage.call;
-      Passage part{passage.group, passage.candidate, call, plan, true};
+      Passage part{passage.group, passage.candidate, call, extras, true};
       part.notes.whole = &passage.notes;
       next(part);
       throw Error(ErrorCode::Backend, "raised after a part");

@@ -71,7 +71,7 @@ struct Inner {
 
   explicit Inner(std::size_t count) {
     static const std::string label = "group 'g', rank 0 of 2", backend = "fake";
-    work = std::make_shared<Work>(Work::Context{Op::all_reduce, &label, &backend, nullptr, 1s}, Plan{});
+    work = std::make_shared<Work>(Work::Context{Op::all_reduce, &label, &backend, nullptr, 1s}, Extras{});
     Requests requests;
     for (std::size_t i = 0; i < count; ++i) {
       requests.push_back(std::make_unique<Switch>(states.emplace_back(std::make_shared<Switch::State>())));

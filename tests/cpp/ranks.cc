@@ -137,13 +137,13 @@ void together(int size, const std::function<void(Group&, const std::shared_ptr<G
 }
 
 int run(Group& group, Call call, Candidate* candidate) {
-  Plan plan;
-  return mcr::run(group, candidate, call, plan, nullptr);
+  Extras extras;
+  return mcr::run(group, candidate, call, extras, nullptr);
 }
 
 std::shared_ptr<Work> start(Group& group, Call call, Candidate* candidate) {
-  Plan plan;
-  return mcr::start(group, candidate, call, plan);
+  Extras extras;
+  return mcr::start(group, candidate, call, extras);
 }
 
 Failure failure(const std::function<void()>& body) {

@@ -22,7 +22,7 @@ void together(int size, const std::function<void(mcr::Group&, const std::shared_
 /// Whether their communicators take device memory from now on.
 void take_device_memory(bool take);
 
-/// dispatch's two forms, for a call that may be a temporary and needs no plan.
+/// dispatch's two forms, for a call that may be a temporary and needs no extras.
 int run(mcr::Group& group, mcr::Call call, mcr::Candidate* candidate = nullptr);
 std::shared_ptr<mcr::Work> start(mcr::Group& group, mcr::Call call, mcr::Candidate* candidate = nullptr);
 

@@ -110,7 +110,7 @@ TEST(a_work_whose_polls_are_long_ends_with_its_group) {
   static const std::string label = "group 'long', rank 0 of 1", backend = "long";
   auto& entry = Registry::instance().load(backend, NULL_MODULE);
   const auto polls = std::make_shared<std::atomic<int>>(0);
-  auto work = std::make_shared<Work>(Work::Context{Op::recv, &label, &backend, &entry.progress, {}}, Plan{});
+  auto work = std::make_shared<Work>(Work::Context{Op::recv, &label, &backend, &entry.progress, {}}, Extras{});
   Requests requests;
   requests.push_back(std::make_unique<Long>(polls));
   work->attach(std::move(requests));

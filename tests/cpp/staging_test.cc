@@ -145,11 +145,11 @@ TEST(lists_of_device_tensors) {
   staged(2, [](Group& group) {
     auto in = ramp(3, static_cast<float>(10 * group.rank()));
     std::vector<float> a(3), b(3);
-    Plan plan;
-    plan.out_blocks = {{a.data(), 3}, {b.data(), 3}};
+    Extras extras;
+    extras.out_blocks = {{a.data(), 3}, {b.data(), 3}};
     Call call = on_device(Op::all_gather);
     call.in = ranks::buffer(in);
-    run(group, nullptr, call, plan, nullptr);
+    run(group, nullptr, call, extras, nullptr);
     simulated::finish(simulated::current());
     CHECK(a == ramp(3, 0) && b == ramp(3, 10));
   });
@@ -284,9 +284,9 @@ TEST(a_call_whose_last_copy_fails_ends) {
     std::vector<float> values(4, 1);
     Call call = on_device(Op::all_reduce);
     call.out = ranks::buffer(values);
-    Plan plan;
-    plan.behind.push_back([](const Stream&) { throw Error(ErrorCode::Backend, "no memory for a copy"); });
-    const auto work = start(group, nullptr, call, plan);
+    Extras extras;
+    extras.behind.push_back([](const Stream&) { throw Error(ErrorCode::Backend, "no memory for a copy"); });
+    const auto work = start(group, nullptr, call, extras);
     const auto got = ranks::failure([&] { wait(*work, 30s, nullptr); });
     CHECK(check::has(got.text, "memory.all_reduce", "no memory for a copy"));
     const auto end = std::chrono::steady_clock::now() + 30s;

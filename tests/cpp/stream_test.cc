@@ -209,13 +209,13 @@ TEST(what_a_call_uses_lives_until_the_device_is_past_it) {
   const auto start_with = [&](void (*release)(void*)) {
     auto kept = std::make_shared<int>(1);
     tensors = kept;
-    Plan plan;
-    plan.keeper = &kept;
-    plan.keep = [](void* keeper) -> std::shared_ptr<void> { return *static_cast<std::shared_ptr<int>*>(keeper); };
-    plan.release = release;
+    Extras extras;
+    extras.keeper = &kept;
+    extras.keep = [](void* keeper) -> std::shared_ptr<void> { return *static_cast<std::shared_ptr<int>*>(keeper); };
+    extras.release = release;
     Call call = reduction(values);
     slowly([] {});
-    return start(fixture.group(), nullptr, call, plan);
+    return start(fixture.group(), nullptr, call, extras);
   };
   auto work = start_with(nullptr);
   CHECK(!tensors.expired());
@@ -384,14 +384,14 @@ TEST(a_blocking_barrier_blocks_the_host) {
 TEST(lists_are_copied_on_the_device) {
   Fixture fixture;
   std::vector<float> in(4, 0), a(4, 0);
-  Plan plan;
-  plan.out_blocks = {{a.data(), 4}};
+  Extras extras;
+  extras.out_blocks = {{a.data(), 4}};
   Call call = reduction(in);
   call.op = Op::all_gather;
   call.in = ranks::buffer(in);
   call.out = {};
   slowly([&] { in.assign(4, 7); });
-  run(fixture.group(), nullptr, call, plan, nullptr);
+  run(fixture.group(), nullptr, call, extras, nullptr);
   simulated::finish(simulated::current());
   CHECK(a == std::vector<float>(4, 7));
 }
@@ -404,9 +404,9 @@ TEST(an_input_inside_the_output_is_copied_unless_the_library_knows_it) {
     Call call = reduction(out);
     call.op = Op::all_gather;
     call.in = call.out;
-    Plan plan;
-    run(fixture.group(), nullptr, call, plan, nullptr);
-    CHECK(plan.before.size() == (known ? 0 : 1));
+    Extras extras;
+    run(fixture.group(), nullptr, call, extras, nullptr);
+    CHECK(extras.before.size() == (known ? 0 : 1));
     simulated::finish(simulated::current());
     CHECK(out == std::vector<float>(4, 5));
   }

@@ -362,8 +362,8 @@ TEST(late_issues_of_backends_that_share_a_communicator_have_one_order) {
   const auto submit = [&](std::size_t i, const char* backend, int64_t count) {
     auto call = all_reduce(data);
     call.out.count = count;
-    Plan plan;
-    const Passage passage{two.group, two.group.find(backend), call, plan, true};
+    Extras extras;
+    const Passage passage{two.group, two.group.find(backend), call, extras, true};
     const auto schedule = Schedule::make();
     schedule->issue(call, {schedule->issue(call)});
     requests[i] = stage.submit(passage, schedule, [&, i](const Task&, Requests& started) {

@@ -26,8 +26,8 @@ Call vectored(Op op, int64_t in, int64_t out) {
 }
 
 ranks::Failure validated(Call call, int rank = 0, int size = 2) {
-  Plan plan;
-  return ranks::failure([&] { validate(call, plan, rank, size); });
+  Extras extras;
+  return ranks::failure([&] { validate(call, extras, rank, size); });
 }
 
 bool accepted(const Call& call, int rank = 0, int size = 2) {
@@ -183,8 +183,8 @@ TEST(packed_displacements_are_filled_in) {
   const Counts counts{2, 0, 3};
   Call call = vectored(Op::all_to_all, 5, 5);
   call.in_counts = call.out_counts = counts;
-  Plan plan;
-  validate(call, plan, 0, 3);
+  Extras extras;
+  validate(call, extras, 0, 3);
   const Counts expected{0, 2, 2};
   CHECK(std::equal(call.in_displs.begin(), call.in_displs.end(), expected.begin(), expected.end()));
   CHECK(std::equal(call.out_displs.begin(), call.out_displs.end(), expected.begin(), expected.end()));
@@ -207,12 +207,12 @@ TEST(blocks_that_exceed_the_buffer) {
 
 TEST(names_of_the_caller) {
   constexpr Names kWords{"gatherv", "tensor", "result", "scounts", "rcounts", "sdispls", "displs", "dst"};
-  Plan plan;
-  plan.names = &kWords;
+  Extras extras;
+  extras.names = &kWords;
   const Counts counts{3, 3}, one{0};
   Call call = vectored(Op::gather, 3, 5);
   call.out_counts = counts;
-  const auto text = [&] { return ranks::failure([&] { validate(call, plan, 0, 2); }).text; };
+  const auto text = [&] { return ranks::failure([&] { validate(call, extras, 0, 2); }).text; };
   CHECK(check::has(text(), "result: expected 6 elements (the sum of rcounts), got 5"));
   call.out.count = 6;
   call.out_displs = one;

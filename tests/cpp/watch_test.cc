@@ -208,7 +208,7 @@ TEST(a_wait_in_a_call_has_an_activity_of_its_own) {
   const Activity outer({.label = &kLabel, .seq = 7, .limit = 1ms});
   const auto before = Activity::all().at(0);
   std::vector<Activity::Reading> seen;
-  Work work(Work::Context{Op::all_reduce, &kLabel, &backend, nullptr, 60s, 8, 4}, Plan{});
+  Work work(Work::Context{Op::all_reduce, &kLabel, &backend, nullptr, 60s, 8, 4}, Extras{});
   Requests requests;
   requests.push_back(std::make_unique<Looks>(seen));
   work.attach(std::move(requests));
@@ -276,7 +276,7 @@ TEST(activities_may_be_read_while_they_change) {
 
 TEST(an_operation_that_expires_fails_and_calls_back) {
   static const std::string backend = "fake";
-  auto work = std::make_shared<Work>(Work::Context{Op::all_reduce, &kLabel, &backend, nullptr, 1s, 3, 4}, Plan{});
+  auto work = std::make_shared<Work>(Work::Context{Op::all_reduce, &kLabel, &backend, nullptr, 1s, 3, 4}, Extras{});
   Requests requests;
   requests.push_back(std::make_unique<Never>());
   work->attach(std::move(requests));
@@ -292,7 +292,7 @@ TEST(an_operation_that_expires_fails_and_calls_back) {
 
 TEST(a_time_limit_names_call_number_and_size) {
   static const std::string backend = "fake";
-  Work work(Work::Context{Op::all_reduce, &kLabel, &backend, nullptr, 1s, 3, 4}, Plan{});
+  Work work(Work::Context{Op::all_reduce, &kLabel, &backend, nullptr, 1s, 3, 4}, Extras{});
   Requests requests;
   requests.push_back(std::make_unique<Never>());
   work.attach(std::move(requests));

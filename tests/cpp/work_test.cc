@@ -41,11 +41,11 @@ class Gate : public Request {
   const std::atomic<bool>& open_;
 };
 
-std::shared_ptr<Work> work_of(std::unique_ptr<Request> request, Plan plan = {}, bool brief = false) {
+std::shared_ptr<Work> work_of(std::unique_ptr<Request> request, Extras extras = {}, bool brief = false) {
   static const std::string label = "group 'g', rank 0 of 2";
   static const std::string backend = "fake";
   auto work = std::make_shared<Work>(Work::Context{Op::all_reduce, &label, &backend, nullptr, 1s, 0, -1, brief},
-                                     std::move(plan));
+                                     std::move(extras));
   Requests requests;
   requests.push_back(std::move(request));
   work->attach(std::move(requests));
@@ -119,18 +119,18 @@ TEST(errors_are_kept) {
 
 TEST(last_steps_run_once_and_in_order) {
   std::string order;
-  Plan plan;
-  plan.finish.emplace_back([&] { order += 'a'; });
-  plan.finish.emplace_back([&] { order += 'b'; });
-  auto work = work_of(std::make_unique<Countdown>(2), std::move(plan));
+  Extras extras;
+  extras.finish.emplace_back([&] { order += 'a'; });
+  extras.finish.emplace_back([&] { order += 'b'; });
+  auto work = work_of(std::make_unique<Countdown>(2), std::move(extras));
   CHECK(!work->poll() && order.empty());
   CHECK(work->poll() && work->poll() && order == "ab");
 }
 
 TEST(an_error_in_the_last_steps_is_the_works) {
-  Plan plan;
-  plan.finish.emplace_back([] { throw std::runtime_error("no memory"); });
-  auto work = work_of(std::make_unique<Countdown>(1), std::move(plan));
+  Extras extras;
+  extras.finish.emplace_back([] { throw std::runtime_error("no memory"); });
+  auto work = work_of(std::make_unique<Countdown>(1), std::move(extras));
   CHECK(work->poll());
   CHECK(check::has(ranks::failure([&] { work->rethrow(); }).text, "no memory"));
 }
@@ -150,12 +150,12 @@ TEST(only_the_requests_of_a_brief_work_are_polled_briefly) {
   };
   for (const int polls : {1, 2}) {  // the end is seen at the start, or in the wait under the caller's lock
     int steps = 0;
-    Plan plan;
-    plan.after.emplace_back([&] {
+    Extras extras;
+    extras.after.emplace_back([&] {
       CHECK(!BriefPolls::here());
       ++steps;
     });
-    const auto work = work_of(std::make_unique<Asks>(polls), std::move(plan), true);
+    const auto work = work_of(std::make_unique<Asks>(polls), std::move(extras), true);
     work->begin();
     Lock lock;
     wait(*work, 10s, nullptr, &lock);
@@ -218,10 +218,10 @@ TEST(a_dropped_work_completes) {
   const std::weak_ptr<int> kept = memory;
   Progress progress;
   {
-    Plan plan;
-    plan.kept = std::move(memory);
-    plan.finish.emplace_back([&] { finished = true; });
-    progress.watch(work_of(std::make_unique<Countdown>(5), std::move(plan)));
+    Extras extras;
+    extras.kept = std::move(memory);
+    extras.finish.emplace_back([&] { finished = true; });
+    progress.watch(work_of(std::make_unique<Countdown>(5), std::move(extras)));
   }
   for (int i = 0; i < 10000 && !kept.expired(); ++i) std::this_thread::sleep_for(1ms);
   CHECK(finished && kept.expired());
@@ -242,9 +242,9 @@ TEST(draining_does_not_wait_for_a_request_that_runs_on_after_an_error) {
   auto memory = std::make_shared<int>(0);
   const std::weak_ptr<int> kept = memory;
   Progress progress;
-  Plan plan;
-  plan.kept = std::move(memory);
-  auto late = work_of(std::make_unique<Gate>(open), std::move(plan));
+  Extras extras;
+  extras.kept = std::move(memory);
+  auto late = work_of(std::make_unique<Gate>(open), std::move(extras));
   progress.watch(late);
   progress.watch(work_of(std::make_unique<Gate>(other)));
   CHECK(late->expire(ErrorCode::Timeout, "too late") && !progress.drain(5ms));  // because of the other one
@@ -349,9 +349,9 @@ TEST(thousands_from_several_threads) {
     threads.emplace_back([&, t] {
       std::vector<std::shared_ptr<Work>> mine;
       for (int i = 0; i < kWorks; ++i) {
-        Plan plan;
-        plan.finish.emplace_back([&] { ++finished; });
-        auto work = work_of(std::make_unique<Countdown>(1 + (i * 7 + t) % 9), std::move(plan));
+        Extras extras;
+        extras.finish.emplace_back([&] { ++finished; });
+        auto work = work_of(std::make_unique<Countdown>(1 + (i * 7 + t) % 9), std::move(extras));
         work->on_done([&] { ++called; });
         progress.watch(work);
         if (i % 3 == 0) mine.push_back(std::move(work));

@@ -42,11 +42,11 @@ World& default_world = immortal<World>();
 [[gnu::tls_model("initial-exec")]] constinit thread_local PyObject* coalescing = nullptr;
 constinit thread_local const Group* coalescing_group = nullptr;
 
-// Turns the arguments of one call into a Call and a Plan.
+// Turns the arguments of one call into a Call and a Extras.
 class Binder {
  public:
   Binder(const Signature& signature, PyObject** slots) : signature_(signature), slots_(slots) {
-    plan_.names = &signature.names;
+    extras_.names = &signature.names;
   }
   Binder(const Binder&) = delete;
   Binder& operator=(const Binder&) = delete;
@@ -77,13 +77,13 @@ class Binder {
 
   // After bind(), instead of issue(): the rest of the checks of the core.
   void check() {
-    with_name([&] { validate(call_, plan_, group_->rank(), group_->size()); });
+    with_name([&] { validate(call_, extras_, group_->rank(), group_->size()); });
   }
 
   PyObject* issue() {
-    plan_.keeper = this;
-    plan_.keep = [](void* keeper) -> std::shared_ptr<void> { return static_cast<Binder*>(keeper)->kept(); };
-    plan_.release = KeptTensors::release_of;
+    extras_.keeper = this;
+    extras_.keep = [](void* keeper) -> std::shared_ptr<void> { return static_cast<Binder*>(keeper)->kept(); };
+    extras_.release = KeptTensors::release_of;
     const auto guard = tensors_.stream_guard();
     tensors_.place_factor(call_);
     const bool in_block = coalescing != nullptr && coalescing_group == group_;
@@ -287,31 +287,32 @@ class Binder {
       // Only the list, which is equal on all ranks: a rank whose own tensor fits its entry would otherwise wait for one
       // whose tensor does not.
       if (row(call_.op).extent != Extent::Exchange) require_even(list.blocks, name, row(call_.op).name);
-      (sends ? plan_.in_blocks : plan_.out_blocks) = std::move(list.blocks);
+      (sends ? extras_.in_blocks : extras_.out_blocks) = std::move(list.blocks);
       if (!sends) out_list_ = std::move(list.tensors);
     }
   }
 
   void vectored(std::span<const int64_t>& span, PyObject* value, const char* name) {
     call_.vectored = true;
-    if (value != nullptr) span = plan_.keep_counts(integers(value, name));
+    if (value != nullptr) span = extras_.keep_counts(integers(value, name));
   }
 
   void finish() {
-    tensors_.describe(call_, plan_);
+    tensors_.describe(call_, extras_);
     if (in_splits_ == nullptr && out_splits_ == nullptr) return;
     call_.vectored = true;
-    call_.in_counts = plan_.keep_counts(split_counts(in_splits_, signature_.names.in_counts, *in_, group_->size()));
-    call_.out_counts = plan_.keep_counts(split_counts(out_splits_, signature_.names.out_counts, *out_, group_->size()));
+    call_.in_counts = extras_.keep_counts(split_counts(in_splits_, signature_.names.in_counts, *in_, group_->size()));
+    call_.out_counts =
+        extras_.keep_counts(split_counts(out_splits_, signature_.names.out_counts, *out_, group_->size()));
   }
 
   // The tensors are kept before the GIL is released: new references to Python objects need it.
   std::shared_ptr<Work> start_call() {
-    plan_.kept = kept();
-    plan_.keep = nullptr;
+    extras_.kept = kept();
+    extras_.keep = nullptr;
     UnlockedLater lock;
     if (has_lists()) lock.release();
-    auto work = start(*group_, chosen_, call_, plan_, check_signals, &lock);
+    auto work = start(*group_, chosen_, call_, extras_, check_signals, &lock);
     if (tensors_.stream()) work->set_external_stream();
     return work;
   }
@@ -319,11 +320,11 @@ class Binder {
   int run_call() {
     UnlockedLater lock;
     if (has_lists()) lock.release();
-    return run(*group_, chosen_, call_, plan_, check_signals, &lock);
+    return run(*group_, chosen_, call_, extras_, check_signals, &lock);
   }
 
   // These may be copied at once, before the core knows the operation's size.
-  bool has_lists() const { return !plan_.in_blocks.empty() || !plan_.out_blocks.empty(); }
+  bool has_lists() const { return !extras_.in_blocks.empty() || !extras_.out_blocks.empty(); }
 
   // Whether a blocking call ends with its block: as in torch, those of three functions; on devices others too, as they
   // only enqueue work. No call whose result the host reads.
@@ -350,7 +351,7 @@ class Binder {
   bool is_root_ = false;
   Tensors tensors_;
   Call call_;
-  Plan plan_;
+  Extras extras_;
   const at::Tensor* in_ = nullptr;
   const at::Tensor* out_ = nullptr;
   std::vector<at::Tensor> out_list_;

@@ -29,10 +29,10 @@ class KeptTensors {
   void release();
   /// The result tensors of a Work; empty if it keeps none.
   static std::vector<at::Tensor> results_of(const Work& work) {
-    const auto* kept = static_cast<const KeptTensors*>(work.plan().kept.get());
+    const auto* kept = static_cast<const KeptTensors*>(work.extras().kept.get());
     return kept == nullptr ? std::vector<at::Tensor>{} : kept->results();
   }
-  /// For Plan::release.
+  /// For Extras::release.
   static void release_of(void* kept) { static_cast<KeptTensors*>(kept)->release(); }
 
  private:

@@ -38,7 +38,7 @@ PassedCall::PassedCall(std::shared_ptr<Group> group, const std::string& pass, Pa
       pass_(pass),
       passage_(&passage),
       next_(next),
-      earlier_steps_(passage.plan.after.size()) {}
+      earlier_steps_(passage.extras.after.size()) {}
 
 PassedCall::~PassedCall() {
   if (deferred_ == nullptr) return;
@@ -82,7 +82,7 @@ py::object PassedCall::root() const {
 
 // For a view of the call's tensors.
 std::shared_ptr<void> PassedCall::memory() const {
-  if (fate_ == Fate::Open) return memory_of(passage_->plan);
+  if (fate_ == Fate::Open) return memory_of(passage_->extras);
   if (memory_ == nullptr) throw over();
   return memory_;
 }
@@ -121,11 +121,11 @@ void PassedCall::decide(Fate fate) {
   fate_ = fate;
 }
 
-// Before the action: the call's end may free the plan, and a backend may get other memory, another type or reduction.
+// Before the action: the call's end may free the extras, and a backend may get other memory, another type or reduction.
 void PassedCall::keep_values() {
   kept_ = passage_->call;
   if (passage_->candidate != nullptr) named_ = &passage_->candidate->name;  // it lives as long as the process
-  memory_ = memory_of(passage_->plan);
+  memory_ = memory_of(passage_->extras);
   const std::array spans = {&kept_.in_counts, &kept_.in_displs, &kept_.out_counts, &kept_.out_displs};
   if (std::ranges::all_of(spans, [](const auto* span) { return span->empty(); })) return;
   counts_ = std::make_shared<Counts>();
@@ -182,17 +182,17 @@ void PassedCall::replace(Tensors& tensors, Buffer& side, const at::Tensor& tenso
   side.data = tensors.memory(tensor, Use::InPlace).data;
   passage_->call.dtype = tensors.dtype();
   passage_->call.device = tensors.device();
-  passage_->plan.owned.push_back(std::make_shared<at::Tensor>(tensor));
+  passage_->extras.owned.push_back(std::make_shared<at::Tensor>(tensor));
 }
 
 // The call's own output is distributed to the tensors of a list, or to tensors in another order. The pass may change
 // that output after the operation, so distribution comes after the pass's steps, but before the steps of earlier
 // passes.
 void PassedCall::distribute_later() {
-  auto& plan = passage_->plan;
-  Plan last;
-  last.out_blocks = std::exchange(plan.out_blocks, {});
-  last.deliver = std::exchange(plan.deliver, nullptr);
+  auto& extras = passage_->extras;
+  Extras last;
+  last.out_blocks = std::exchange(extras.out_blocks, {});
+  last.deliver = std::exchange(extras.deliver, nullptr);
   unflatten(passage_->call, last);
   const auto device = passage_->call.device;
   for (auto& copy : last.behind) {
@@ -200,8 +200,8 @@ void PassedCall::distribute_later() {
         [copy = std::move(copy), device] { copy(DeviceRuntime::of(device.type).current(device)); });
   }
   // The last one of `after` runs first.
-  plan.after.insert(plan.after.begin() + static_cast<std::ptrdiff_t>(earlier_steps_),
-                    std::make_move_iterator(last.finish.rbegin()), std::make_move_iterator(last.finish.rend()));
+  extras.after.insert(extras.after.begin() + static_cast<std::ptrdiff_t>(earlier_steps_),
+                      std::make_move_iterator(last.finish.rbegin()), std::make_move_iterator(last.finish.rend()));
 }
 
 // Changes nothing before all arguments are known to be right, so that a pass can call it again after a mistake.
@@ -254,11 +254,11 @@ void PassedCall::issue_held(Deferred& deferred, std::optional<Candidate> candida
                             std::shared_ptr<void> memory) const {
   try {
     if (group_->closed()) throw destroyed_group();
-    Plan plan;                                // the call's own is in the Work that hold() made
-    plan.owned.push_back(std::move(memory));  // for later passes that keep a view
-    plan.owned.push_back(counts_);
+    Extras extras;                              // the call's own is in the Work that hold() made
+    extras.owned.push_back(std::move(memory));  // for later passes that keep a view
+    extras.owned.push_back(counts_);
     Call call = kept_;
-    Passage passage{*group_, candidate ? &*candidate : nullptr, call, plan, true};
+    Passage passage{*group_, candidate ? &*candidate : nullptr, call, extras, true};
     mark_sent(passage.notes);  // hold() has: later passes count the call on all ranks, although it may fail on this one
     deferred.fulfil(Next(chain, from_)(passage).work);
   } catch (...) {
@@ -268,9 +268,9 @@ void PassedCall::issue_held(Deferred& deferred, std::optional<Candidate> candida
 
 // On a device, only the operation itself copies between its memory and lists of tensors or strided ones.
 void PassedCall::expect_own_memory(const char* action) const {
-  const auto& plan = passage_->plan;
+  const auto& extras = passage_->extras;
   if (passage_->call.device.type == DeviceType::CPU) return;
-  if (plan.before.empty() && plan.behind.empty() && plan.out_blocks.empty() && plan.deliver == nullptr) return;
+  if (extras.before.empty() && extras.behind.empty() && extras.out_blocks.empty() && extras.deliver == nullptr) return;
   throw Error(ErrorCode::Unsupported, "pass '" + pass_ + "': " + action +
                                           ": expected a call on contiguous tensors of a device, got one whose tensors "
                                           "are copied before or after the operation");
@@ -282,8 +282,8 @@ py::object PassedCall::done() {
   decide(Fate::Answered);
   if (!passage_->asynchronous) {
     remembered([&] {
-      unflatten(passage_->call, passage_->plan);
-      passage_->plan.conclude();
+      unflatten(passage_->call, passage_->extras);
+      passage_->extras.conclude();
     });
     return py::none();
   }
@@ -334,7 +334,7 @@ void PassedCall::after(py::function step) {
   expect_steps();
   // The views that the pass has are then tensors of inference mode, which no thread may change outside.
   const bool inference = c10::InferenceMode::is_enabled();
-  passage_->plan.after.emplace_back([step = shared(std::move(step)), where = where(pass_, *passage_), inference] {
+  passage_->extras.after.emplace_back([step = shared(std::move(step)), where = where(pass_, *passage_), inference] {
     const Activity::Pause pause;
     const Locked locked;
     const NamedBackend::None unnamed;

@@ -87,7 +87,7 @@ class PassedCall {
   Fate fate_ = Fate::Open;
   Outcome outcome_;
   pybind11::object failure_;  // an exception of the rest of the chain
-  // From the pass's action on, which gives the plan away and lets the rest of the chain change the call; all with the
+  // From the pass's action on, which gives the extras away and lets the rest of the chain change the call; all with the
   // GIL:
   using Counts = std::array<std::vector<int64_t>, 4>;
   Call kept_;

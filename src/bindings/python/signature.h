@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/ops.h"
-#include "runtime/plan.h"
+#include "runtime/extras.h"
 
 namespace mcr::python {
 

@@ -270,7 +270,7 @@ double Tensors::take_factor(std::pair<at::Tensor, double> factor) {
   return factor.second;
 }
 
-void Tensors::describe(Call& call, Plan& plan) {
+void Tensors::describe(Call& call, Extras& extras) {
   call.dtype = dtype_;
   call.device = device_;
   call.layout = layout_;
@@ -280,7 +280,7 @@ void Tensors::describe(Call& call, Plan& plan) {
   }
   if (received_.empty()) [[likely]]
     return;
-  plan.deliver = [copies = std::move(received_)]() mutable {
+  extras.deliver = [copies = std::move(received_)]() mutable {
     without_autograd([&] {
       for (const auto& [tensor, rows] : copies) tensor.copy_(rows);
     });

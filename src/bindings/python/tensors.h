@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/call.h"
-#include "runtime/plan.h"
+#include "runtime/extras.h"
 
 namespace mcr::python {
 
@@ -53,8 +53,8 @@ class Tensors {
   /// Takes the factor of a PREMUL_SUM; returns it if it is a number, else NaN.
   double take_factor(std::pair<at::Tensor, double> factor);
   /// Call after the last get() and list(): sets the call's element type, device and layout, and a factor in host memory
-  /// as a number; adds to the plan the last steps of the copies of Use::Receive.
-  void describe(Call& call, Plan& plan);
+  /// as a number; adds to the extras the last steps of the copies of Use::Receive.
+  void describe(Call& call, Extras& extras);
   /// Sets the call's factor in device memory, on the current stream. After describe().
   void place_factor(Call& call);
 

@@ -32,7 +32,7 @@ void note_site() {
 
 TorchCall::TorchCall(Group& group, Op op, std::chrono::milliseconds timeout) : group_(group) {
   call_.op = op;
-  plan_.names = &names_;
+  extras_.names = &names_;
   call_.any_form = group.any_form();
   if (timeout.count() > 0) call_.timeout = bounded(timeout);  // torch's kUnsetTimeout is negative
 }
@@ -71,13 +71,13 @@ TorchCall& TorchCall::out(const at::Tensor& tensor, const char* name) {
 
 TorchCall& TorchCall::in(const TensorList& list, const char* name) {
   names_.in = name;
-  named([&] { plan_.in_blocks = tensors_.list(list, name, group_.size(), Use::Send).blocks; });
+  named([&] { extras_.in_blocks = tensors_.list(list, name, group_.size(), Use::Send).blocks; });
   return *this;
 }
 
 TorchCall& TorchCall::out(const TensorList& list, const char* name) {
   names_.out = name;
-  named([&] { plan_.out_blocks = tensors_.list(list, name, group_.size(), Use::Receive).blocks; });
+  named([&] { extras_.out_blocks = tensors_.list(list, name, group_.size(), Use::Receive).blocks; });
   results_ = &list;
   return *this;
 }
@@ -115,15 +115,15 @@ TorchCall& TorchCall::splits(const std::vector<int64_t>& out_rows, const std::ve
   names_.in_counts = "input_split_sizes";
   names_.out_counts = "output_split_sizes";
   named([&] {
-    call_.in_counts = plan_.keep_counts(split_counts(in_rows, names_.in_counts, *in_, group_.size()));
-    call_.out_counts = plan_.keep_counts(split_counts(out_rows, names_.out_counts, *out_, group_.size()));
+    call_.in_counts = extras_.keep_counts(split_counts(in_rows, names_.in_counts, *in_, group_.size()));
+    call_.out_counts = extras_.keep_counts(split_counts(out_rows, names_.out_counts, *out_, group_.size()));
   });
   return *this;
 }
 
 TorchCall& TorchCall::out_counts(std::vector<int64_t> counts) {
   call_.vectored = true;
-  call_.out_counts = plan_.keep_counts(std::move(counts));
+  call_.out_counts = extras_.keep_counts(std::move(counts));
   return *this;
 }
 
@@ -133,17 +133,17 @@ TorchCall::TensorList TorchCall::results() const {
 }
 
 Candidate* TorchCall::prepare() {
-  tensors_.describe(call_, plan_);
+  tensors_.describe(call_, extras_);
   tensors_.place_factor(call_);
-  plan_.keeper = this;
-  plan_.keep = [](void* keeper) -> std::shared_ptr<void> {
+  extras_.keeper = this;
+  extras_.keep = [](void* keeper) -> std::shared_ptr<void> {
     const auto& self = *static_cast<TorchCall*>(keeper);
     const auto results = self.results();
     python::TensorList all(results.begin(), results.end());
     self.tensors_.append_all(all, self.out_);
     return std::make_shared<KeptTensors>(std::move(all), results.size());
   };
-  plan_.release = KeptTensors::release_of;
+  extras_.release = KeptTensors::release_of;
   if (NamedBackend::any()) candidate_ = named([&] { return NamedBackend::candidate(group_); });
   return candidate_;
 }
@@ -153,14 +153,14 @@ void TorchCall::run() {
   if (blocking_thread.load(std::memory_order_relaxed) != thread_number()) call_.any_form = true;
   const UnlockedIfHeld guard;
   const StaysWhilePythonEnds stays;
-  mcr::run(group_, prepare(), call_, plan_, check_signals);
+  mcr::run(group_, prepare(), call_, extras_, check_signals);
 }
 
 std::shared_ptr<Work> TorchCall::start() {
   note_site();
   const UnlockedIfHeld guard;
   const StaysWhilePythonEnds stays;
-  return mcr::start(group_, prepare(), call_, plan_, check_signals);
+  return mcr::start(group_, prepare(), call_, extras_, check_signals);
 }
 
 }  // namespace mcr::python

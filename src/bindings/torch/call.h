@@ -46,7 +46,7 @@ class TorchCall {
   void run();
   std::shared_ptr<Work> start();
   /// Of a call that has failed: whether a backend may have got a part of it.
-  bool sent() const { return plan_.sent; }
+  bool sent() const { return extras_.sent; }
 
   Group& group() { return group_; }
   /// The call's name in errors.
@@ -63,7 +63,7 @@ class TorchCall {
   Candidate* candidate_ = nullptr;  // the candidate that the program names
   Names names_;
   Call call_;
-  Plan plan_;
+  Extras extras_;
   Tensors tensors_;
   const at::Tensor* in_ = nullptr;
   const at::Tensor* out_ = nullptr;

@@ -158,10 +158,10 @@ Outcome Compress::run(Passage& passage, const Next& next, Compressed& compressed
   const bool blocking = !passage.asynchronous && !passage.call.any_form;
   if (compressed.single() && blocking) return run_single(passage, next, compressed, schedule);
   auto request = stage_->submit(passage, schedule, [&](const Task& task, Requests& started) {
-    Plan plan;
-    plan.owned.push_back(schedule);
+    Extras extras;
+    extras.owned.push_back(schedule);
     Call call = task.call;
-    Passage exchange{passage.group, passage.candidate, call, plan, true};
+    Passage exchange{passage.group, passage.candidate, call, extras, true};
     exchange.notes.whole = &passage.notes;
     started.push_back(request_of(next(exchange).work));
   });
@@ -186,17 +186,17 @@ Outcome Compress::run_single(Passage& passage, const Next& next, Compressed& com
   try {
     const int source = run_inline(*schedule, [&](const Task& task) {
       passage.notes.sent_bytes = compressed.sent_bytes();
-      Plan plan;
-      plan.owned.push_back(schedule);
+      Extras extras;
+      extras.owned.push_back(schedule);
       Call call = task.call;
-      Passage exchange{passage.group, passage.candidate, call, plan, false, passage.interrupt};
+      Passage exchange{passage.group, passage.candidate, call, extras, false, passage.interrupt};
       exchange.notes.whole = &passage.notes;
       const auto outcome = next(exchange);
       exchanged = true;
       return outcome.source;
     });
-    unflatten(passage.call, passage.plan);
-    passage.plan.conclude();
+    unflatten(passage.call, passage.extras);
+    passage.extras.conclude();
     return {nullptr, source};
   } catch (const Error& error) {
     if (!exchanged) throw;  // the text names the call already

@@ -109,7 +109,7 @@ Outcome Fuse::handle(Passage& passage, const Next& next) {
   passage.candidate = own;
   passage.notes.fused = true;
   try {
-    auto memory = rest.chain == nullptr ? nullptr : memory_of(passage.plan);
+    auto memory = rest.chain == nullptr ? nullptr : memory_of(passage.extras);
     auto part = stream->join(passage.call, *candidate, limits, rest, std::move(memory));
     return {hold(passage, std::make_unique<Fused>(stream, std::move(part)))};
   } catch (const Error& error) {

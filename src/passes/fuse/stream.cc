@@ -212,11 +212,11 @@ std::shared_ptr<Run> FuseStream::make_round() {
     Candidate used = candidate;
     Call round = task.call;
     round.timeout = self->longest_timeout();
-    Plan plan;
-    plan.owned.push_back(memory.lock());
+    Extras extras;
+    extras.owned.push_back(memory.lock());
     // The round is part of the held calls and does not end before them: the ranks could not agree any more. Once all
     // of them have ended, the run is abandoned, and blocking calls of all groups do not wait for its late Issues.
-    requests.push_back(request_of(start_through(nullptr, *self->shadow_, &used, round, plan)));
+    requests.push_back(request_of(start_through(nullptr, *self->shadow_, &used, round, extras)));
   };
   auto run = make_pooled<Run>(schedule, later);
   if (all_abandoned()) run->abandon();
@@ -314,10 +314,10 @@ std::optional<Error> FuseStream::send(const Parts& parts) {
 std::shared_ptr<Work> FuseStream::carry(const Parts& parts) {
   Candidate candidate = parts.front()->candidate;
   Call first = parts.front()->call;
-  Plan plan;
+  Extras extras;
   if (parts.size() == 1) {
-    plan.owned.push_back(parts.front()->memory);
-    return start_through(parts.front()->chain, *shadow_, &candidate, first, plan);
+    extras.owned.push_back(parts.front()->memory);
+    return start_through(parts.front()->chain, *shadow_, &candidate, first, extras);
   }
   std::vector<Call> calls;
   for (const auto& part : parts) calls.push_back(part->call);
@@ -327,11 +327,11 @@ std::shared_ptr<Work> FuseStream::carry(const Parts& parts) {
   run->begin([&](const Task& task, Requests& requests) {
     Candidate used = candidate;
     Call step = task.call;
-    Plan own;
+    Extras own;
     own.owned.push_back(schedule);
     requests.push_back(request_of(start_through(parts.front()->chain, *shadow_, &used, step, own)));
   });
-  Passage passage{*shadow_, &candidate, first, plan, true};
+  Passage passage{*shadow_, &candidate, first, extras, true};
   auto work = hold(passage, request_of(nullptr, run));
   work->poll();
   return work;

@@ -241,7 +241,7 @@ void Scheduler::synchronize_before(const Passage& passage) {
 }
 
 PlannedCall Scheduler::planned(const Passage& passage, const PlanControl::Turn& turn) {
-  separate(passage.call, passage.plan);  // a motif may write what a later one sends
+  separate(passage.call, passage.extras);  // a motif may write what a later one sends
   const auto schedule = Schedule::make();
   motifs(passage.call, passage.group.rank(), passage.group.size(), turn.form->form, *schedule);
   struct Target {

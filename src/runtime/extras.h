@@ -38,7 +38,7 @@ inline constexpr Names kNames;
 
 /// The needs of a call in addition to the backend's work: memory that lives as long as the operation, and the steps
 /// left when the backend has finished. An ordinary call leaves it empty, which costs nearly nothing.
-struct Plan {
+struct Extras {
   const Names* names = &kNames;             // valid only until the call has been issued
   LazyVector<Block> in_blocks, out_blocks;  // list forms: the tensors of the list
   LazyVector<std::vector<int64_t>> counts;  // the Call's spans point to these
