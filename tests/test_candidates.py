@@ -15,7 +15,7 @@ from mcr_dl import _C, InvalidArgumentError
 from mcr_dl.bench.mix import Part, parse_mix
 from mcr_dl.commands import arguments
 from mcr_dl.libraries import registry
-from mcr_dl.runtime import dimensions
+from mcr_dl.runtime import topologies
 from mcr_dl.tables import rules, table
 from mcr_dl.tables.model import Exclusion, Table, content
 from mcr_dl.tuning._journal import Journal, Plan, Unit
@@ -147,12 +147,12 @@ def test_dimensions() -> None:
     backends = ["gloo", "mpi", "stripe(gloo,mpi)"]
     for name in ("gloo+mpi", "stripe(gloo,mpi)"):
         document = {"dimensions": [{"name": "rail", "size": 2, "backend": name}]}
-        dimensions.check_backends(document, lambda _: backends)
-        grid = dimensions.grid_of(document, 2)
+        topologies.check_backends(document, lambda _: backends)
+        grid = topologies.grid_of(document, 2)
         assert grid is not None
         assert grid.dimensions[0][-1] == "stripe(gloo,mpi)"
     with pytest.raises(InvalidArgumentError, match="expected one of gloo, mpi, stripe"):
-        dimensions.check_backends({"dimensions": [{"name": "a", "backend": "mpi+gloo"}]}, lambda _: backends)
+        topologies.check_backends({"dimensions": [{"name": "a", "backend": "mpi+gloo"}]}, lambda _: backends)
 
 
 # ---- stored names

@@ -25,7 +25,7 @@ from mcr_dl.commands.console import Console
 from mcr_dl.networks.network import Network
 from mcr_dl.networks.plans import plan
 from mcr_dl.records.log import Record, RecordedGroup
-from mcr_dl.runtime import dimensions
+from mcr_dl.runtime import topologies
 from mcr_dl.tables import choice, table
 from mcr_dl.tables.host import host
 from mcr_dl.tables.model import Exclusion, Table, content
@@ -161,16 +161,16 @@ TOPOLOGY = {
 def _use_topology(folder: Path, content: bytes) -> None:
     path = folder / "topology.json"
     path.write_bytes(content)
-    told = dimensions.own({"MCR_DL_TOPOLOGY": str(path)})
+    told = topologies.own({"MCR_DL_TOPOLOGY": str(path)})
     if told["problem"]:
         assert str(path) in told["problem"]
         assert "\n" not in told["problem"]
         return
     try:
-        document = dimensions.decide([told, json.loads(json.dumps(told))], 4)
+        document = topologies.decide([told, json.loads(json.dumps(told))], 4)
         assert document is not None
-        dimensions.check_backends(document, lambda _: ["mpi"])
-        grid = dimensions.grid_of(document, 4)
+        topologies.check_backends(document, lambda _: ["mpi"])
+        grid = topologies.grid_of(document, 4)
     except InvalidArgumentError:
         return
     assert grid is not None
@@ -397,10 +397,10 @@ def test_the_documents_are_valid(folder: Path, trace: Any) -> None:
     assert _table_of(folder, encoded(TABLE)) is not None
     path = folder / "whole.json"
     path.write_bytes(encoded(TOPOLOGY))
-    told = dimensions.own({"MCR_DL_TOPOLOGY": str(path)})
-    document = dimensions.decide([told] * 4, 4)
+    told = topologies.own({"MCR_DL_TOPOLOGY": str(path)})
+    document = topologies.decide([told] * 4, 4)
     assert document is not None, told
-    dimensions.check_backends(document, lambda _: ["mpi"])
+    topologies.check_backends(document, lambda _: ["mpi"])
     path.write_bytes(encoded(NETWORK))
     assert plan(Network.read(path), "all_reduce", 1 << 20, policy="themis-scf", chunks=8).makespan > 0
     assert len(_files.read_all(_in_folder(folder, encoded(trace)))) == 1

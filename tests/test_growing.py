@@ -17,7 +17,7 @@ import torch.distributed as torch_dist
 import jobs
 from harness import launchers
 from mcr_dl import _C
-from mcr_dl.groups import returning
+from mcr_dl.groups import applicants
 from mcr_dl.testing.nursery import Child, Nursery
 from mcr_dl.watch._losses import Losses, process_of
 
@@ -118,18 +118,18 @@ def test_a_waiting_process_that_was_taken_for_ended() -> None:
     store = torch_dist.HashStore()
     desk = torch_dist.PrefixStore("rejoin", store)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(returning.apply, store, 1, timedelta(seconds=30))
+        waiting = pool.submit(applicants.apply, store, 1, timedelta(seconds=30))
         first = json.loads(desk.get("waiting/1"))[0]
-        desk.set(f"taken/{first}", returning._DISMISSED)
+        desk.set(f"taken/{first}", applicants._DISMISSED)
         deadline = time.monotonic() + 20
         while (second := json.loads(desk.get("waiting/1"))[0]) == first:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         desk.set(f"taken/{second}", "an attempt")
         desk.wait([f"here/{second}"])
-        fields = dict.fromkeys(returning.Answer.__dataclass_fields__, 0)
+        fields = dict.fromkeys(applicants.Answer.__dataclass_fields__, 0)
         desk.set(f"answer/{second}", json.dumps(fields))
-        assert waiting.result(20) == returning.Answer(**fields)
+        assert waiting.result(20) == applicants.Answer(**fields)
 
 
 def test_late_news_of_the_process_before() -> None:
@@ -191,9 +191,9 @@ def test_processes_of_new_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
         desk.set(f"here/word {rank}", "")
     lost = dict.fromkeys(machines, "lost")
     known = SimpleNamespace(lost=lambda: lost, member=lambda _, rank: {"machine": f"old {rank // 2}"})
-    monkeypatch.setattr(returning, "watch", known)
+    monkeypatch.setattr(applicants, "watch", known)
     current = SimpleNamespace(store=store, knowledge=SimpleNamespace(nodes=[0, 0, 1, 1, 2]))
-    found = returning.applicants(current, "an attempt")  # type: ignore[arg-type]
+    found = applicants.applicants(current, "an attempt")  # type: ignore[arg-type]
     assert [(each.rank, each.node) for each in found] == [(1, 3), (2, 4), (3, 3), (4, 0)]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from harness import Pools
 from mcr_dl import _C, InvalidArgumentError
-from mcr_dl.runtime import dimensions
+from mcr_dl.runtime import topologies
 from ranks import topology
 
 
@@ -61,24 +61,24 @@ def test_read(tmp_path: Path) -> None:
     row = {"name": "rail", "size": 2, "bandwidth": 25 * 10**9, "latency": 3000, "backend": "mpi"}
     path = tmp_path / "t.json"
     path.write_text(json.dumps({"format": "mcr-dl topology", "version": 1, "dimensions": [row]}))
-    told = dimensions.own({"MCR_DL_TOPOLOGY": str(path)})
-    grid = dimensions.grid_of(told["document"], 2)
+    told = topologies.own({"MCR_DL_TOPOLOGY": str(path)})
+    grid = topologies.grid_of(told["document"], 2)
     assert grid is not None
     assert grid.dimensions == [("rail", 2, 25 * 10**9, 3000, "mpi")]
-    assert dimensions.own({}) == {"document": None, "problem": ""}
-    assert "no such file" in dimensions.own({"MCR_DL_TOPOLOGY": str(tmp_path / "none")})["problem"]
+    assert topologies.own({}) == {"document": None, "problem": ""}
+    assert "no such file" in topologies.own({"MCR_DL_TOPOLOGY": str(tmp_path / "none")})["problem"]
 
 
 @pytest.mark.parametrize(("key", "most"), [("bandwidth", 1 << 50), ("latency", 10**9)])
 def test_figures_out_of_range(key: str, most: int) -> None:
     """Figures that plans of collectives cannot use are errors of the file, not of the calls."""
     document = {"format": "mcr-dl topology", "version": 1, "dimensions": [{"name": "a", "size": 2, key: most}]}
-    assert dimensions.check(document, "topology") == document
+    assert topologies.check(document, "topology") == document
     document["dimensions"] = [{"name": "a", "size": 2, key: most + 1}]
     with pytest.raises(
         InvalidArgumentError, match=rf": dimensions\[0\]\.{key}: expected a number of at most {most}, got {most + 1}"
     ):
-        dimensions.check(document, "topology")
+        topologies.check(document, "topology")
 
 
 def test_hosts() -> None:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as torch_dist
 
 import mcr_dl as dist
-from mcr_dl.runtime import dimensions
+from mcr_dl.runtime import topologies
 from mcr_dl.schedule import ByteScheduler
 
 
@@ -35,7 +35,7 @@ def dimension() -> None:
     """Through torch's functions."""
     group = dist.new_group()
     rows = [{"name": "host", "size": 2}, {"name": "rank", "size": 2}]
-    dist.set_topology({"format": dimensions.FORMAT, "version": 1, "dimensions": rows}, group)
+    dist.set_topology({"format": topologies.FORMAT, "version": 1, "dimensions": rows}, group)
     line = dist.topology(group).group("rank")
     dist.all_reduce(torch.ones(1), group=line, backend="gloo")
     lose(lambda: dist.all_reduce(torch.ones(1), group=group, backend="gloo", async_op=True).wait())

@@ -19,7 +19,7 @@ import torch
 from shrinking import check, die, run
 
 import mcr_dl as dist
-from mcr_dl.groups import returning, survivors
+from mcr_dl.groups import applicants, survivors
 from mcr_dl.libraries import registry
 from mcr_dl.runtime import handles, state, watched_store
 from mcr_dl.watch import _watch
@@ -73,7 +73,7 @@ def main(backends: str, lost_ranks: str, mode: str) -> None:
     lost = [int(rank) for rank in lost_ranks.split(",")]
     if REJOIN:
         if REJOIN == "waiting":
-            returning.poll = die
+            applicants.poll = die
         if REJOIN == "connecting":
             watched_store.WatchedStore.wait = die  # type: ignore[method-assign]
         if REJOIN == "without":

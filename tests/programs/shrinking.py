@@ -20,7 +20,7 @@ from datetime import timedelta
 import torch
 
 import mcr_dl as dist
-from mcr_dl.groups import reconnecting, survivors
+from mcr_dl.groups import libraries_after_loss, survivors
 from mcr_dl.runtime import communicators, state, watched_store
 from mcr_dl.testing.expect import expect
 
@@ -92,7 +92,7 @@ def main(backends: str, losses: str) -> None:
         elif f"{me}-" in lost:
             communicators._unless_lost = die  # type: ignore[assignment]
         elif f"{me}+" in lost:
-            reconnecting._exchange = die
+            libraries_after_loss._exchange = die
         elif f"{me}^" in lost:
             try:
                 dist.grow(group, LIMIT)

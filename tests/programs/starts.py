@@ -18,7 +18,7 @@ import torch.distributed as torch_dist
 
 import mcr_dl as dist
 from mcr_dl.base import launcher
-from mcr_dl.groups import report
+from mcr_dl.groups import start_log
 from mcr_dl.libraries import pmix, registry, shm
 from mcr_dl.runtime import communicators, state
 from mcr_dl.runtime.attempts import Attempt
@@ -195,7 +195,7 @@ def fails(rank: str) -> None:
         raise LookupError("on purpose")
 
     if int(rank) == RANK:
-        report.started = fail
+        start_log.started = fail
     try:
         dist.init_process_group("shm", timeout=60)
         dist.all_reduce(torch.ones(3))

@@ -13,7 +13,7 @@ from mcr_dl.base import launcher, variables
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.groups import lifecycle
 from mcr_dl.libraries import registry
-from mcr_dl.runtime import dimensions
+from mcr_dl.runtime import topologies
 from mcr_dl.runtime.startup import Automatic
 
 
@@ -39,15 +39,15 @@ def start(
 
 def _leave_out_topology() -> None:
     """Remove the variable of a topology if that is of a job with more ranks or fewer; start() reads any other one."""
-    path, launch = os.environ.get(dimensions.VARIABLE, ""), launcher.detect()
+    path, launch = os.environ.get(topologies.VARIABLE, ""), launcher.detect()
     try:
-        sizes = [each["size"] for each in dimensions.read(path)["dimensions"]] if path else []
+        sizes = [each["size"] for each in topologies.read(path)["dimensions"]] if path else []
     except InvalidArgumentError:
         return  # all ranks get the error
     if not path or math.prod(sizes) == launch.size:
         return
-    del os.environ[dimensions.VARIABLE]
+    del os.environ[topologies.VARIABLE]
     if launch.rank == 0:
         shape = " x ".join(map(str, sizes))
-        text = f"{dimensions.VARIABLE} is not used: expected {launch.size} ranks, got a topology of {shape}"
+        text = f"{topologies.VARIABLE} is not used: expected {launch.size} ranks, got a topology of {shape}"
         print(f"mcr_dl: {text}", file=sys.stderr, flush=True)

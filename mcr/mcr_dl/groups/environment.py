@@ -9,7 +9,7 @@ from mcr_dl.base import variables
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.libraries import registry
 from mcr_dl.passes import chain
-from mcr_dl.runtime import dimensions
+from mcr_dl.runtime import topologies
 from mcr_dl.tables import choice, rules
 
 
@@ -21,7 +21,7 @@ def require(*, table: bool = True, passes: bool = True) -> None:
     Raises an McrError that names the variable: InvalidArgumentError, or BackendUnavailableError for a library that is
     not there.
     """
-    if problem := variables.problem() or dimensions.own()["problem"]:
+    if problem := variables.problem() or topologies.own()["problem"]:
         raise InvalidArgumentError(problem)
     registry.require_environment()
     if passes:

@@ -11,9 +11,9 @@ import torch.distributed as torch_dist
 
 from mcr_dl import _C, watch
 from mcr_dl.base.warning import warn
-from mcr_dl.groups import tried
+from mcr_dl.groups import trial_results
 from mcr_dl.passes import chain
-from mcr_dl.runtime import changes, communicators, core_groups, dimensions, lines, state
+from mcr_dl.runtime import changes, communicators, core_groups, lines, state, topologies
 
 DRAIN = timedelta(seconds=10)  # for operations that are still running when their group or backend ends
 
@@ -38,7 +38,7 @@ def make_group(
     group = core_groups.make(name, ranks, backends, timeout, mpi_comm=mpi_comm, patience=patience)
     try:
         if not line:
-            tried.follow(group)
+            trial_results.follow(group)
         add_passes(group)
         add_dimensions(group, given=None if mpi_comm is None and not line else {})
     except BaseException:
@@ -60,16 +60,16 @@ def add_dimensions(group: _C.Group, given: dict[str, _C.Group] | None = None) ->
     Makes each of the new ones on all ranks of the group, or raises on all: others would wait for a rank that fails.
     """
     current = state.current()
-    grid = dimensions.grid_of_members(current.given_grid, current.knowledge.nodes, group.ranks)
-    held = dimensions.Held(grid, given or {})
+    grid = topologies.grid_of_members(current.given_grid, current.knowledge.nodes, group.ranks)
+    held = topologies.Held(grid, given or {})
     current.replace_topology(group.name(), held)  # before its groups are made, which end with it
     function = "new_group" if _C.world() is not None else "init_process_group"
-    for index in dimensions.with_groups(held.grid, group.size()) if given is None else []:
+    for index in topologies.with_groups(held.grid, group.size()) if given is None else []:
         with changes.on_all(group, function, anywhere=True, leave=True):
             make_line(group, held, index)
 
 
-def make_line(group: _C.Group, held: dimensions.Held, index: int, turn: int = -1) -> _C.Group:
+def make_line(group: _C.Group, held: topologies.Held, index: int, turn: int = -1) -> _C.Group:
     """Make the group of a dimension. Collective over the group. ``turn`` distinguishes successive topologies."""
     name, line = held.grid.dimensions[index][0], held.grid.line(group.rank(), index)
     # No dimension's name has a colon, so that no two groups get one name.
@@ -80,7 +80,7 @@ def make_line(group: _C.Group, held: dimensions.Held, index: int, turn: int = -1
     return made
 
 
-def end_lines(held: dimensions.Held) -> None:
+def end_lines(held: topologies.Held) -> None:
     """End the groups that were made with a topology; those that are torch's process groups end through torch."""
     for each in held.owned:
         if state.has_ended(each):
@@ -92,7 +92,7 @@ def end_lines(held: dimensions.Held) -> None:
             end_group(each)
 
 
-def replace_dimensions(group: _C.Group, held: dimensions.Held | None) -> None:
+def replace_dimensions(group: _C.Group, held: topologies.Held | None) -> None:
     """Give a group another topology with its groups, or none, and end those that were made for the one before."""
     before = state.current().replace_topology(group.name(), held)
     if before is not None:

@@ -14,7 +14,7 @@ import torch.distributed as torch_dist
 from mcr_dl import _C, watch
 from mcr_dl.base import variables
 from mcr_dl.base.errors import InvalidArgumentError, UnsupportedError
-from mcr_dl.groups import factory, forms, lifecycle, report, returning, survivors, torch_groups
+from mcr_dl.groups import applicants, factory, group_options, lifecycle, start_log, survivors, torch_groups
 from mcr_dl.passes import chain
 from mcr_dl.runtime import core_groups, devices, handles, lives, rendezvous, state
 
@@ -49,8 +49,8 @@ def grow(
         message = "grow: expected a job without a scheduler: a new process does not know its plans"
         raise UnsupportedError(message)
     limit = old.timeout if timeout is None else _C.timeout(timeout)
-    asked = forms.named(backend, pg_options) or None
-    forming = survivors.of("grow", old, list(old.ranks), limit, forms.wish(pg_options, old), asked)
+    asked = group_options.named(backend, pg_options) or None
+    forming = survivors.of("grow", old, list(old.ranks), limit, group_options.wish(pg_options, old), asked)
     made = forming.grow()
     return torch_groups.handle_of(old) if made is None else torch_groups.publish_agreed(made)
 
@@ -91,17 +91,17 @@ def rejoin(
         raise InvalidArgumentError(problem)
     limit = state.DEFAULT_TIMEOUT if timeout is None else _C.timeout(timeout)
     launch, met = lifecycle.launch_at(init_method, rank, world_size, store, limit)
-    report.show(launch.rank)
+    start_log.show(launch.rank)
     store = lives.newest(rendezvous.meet(launch, init_method, limit) if met is None else met)
     specifications, device = lifecycle.specified(passes), devices.own(device_id)  # before other ranks wait for this one
-    answer = returning.apply(store, launch.rank, limit)
-    begin = partial(returning.begin, answer, launch, store, device, specifications)
+    answer = applicants.apply(store, launch.rank, limit)
+    begin = partial(applicants.begin, answer, launch, store, device, specifications)
     try:
         current = lifecycle.start_again(answer.former, begin)
         world = _broken_world(current)
         forming = survivors.Forming(**answer.forming, limit=timedelta(milliseconds=answer.limit), changed=True)
-        names = returning.that_take_others(forming.backends if forming.asked is None else forming.asked)
-        made = forming.join(answer.name, returning.problem(answer, names))
+        names = applicants.that_take_others(forming.backends if forming.asked is None else forming.asked)
+        made = forming.join(answer.name, applicants.problem(answer, names))
         torch_groups.publish_broken(world)
         return torch_groups.publish_agreed(made)
     except BaseException as error:

@@ -28,20 +28,20 @@ from mcr_dl.base.errors import (
     text_of,
 )
 from mcr_dl.base.warning import warn
-from mcr_dl.groups import factory, first_start, forms, process_end, report, tried
+from mcr_dl.groups import factory, first_start, group_options, process_end, start_log, trial_results
 from mcr_dl.libraries import registry
 from mcr_dl.passes import chain
 from mcr_dl.runtime import (
     communicators,
     core_groups,
     devices,
-    dimensions,
     exit_steps,
     lines,
     lives,
     rendezvous,
     startup,
     state,
+    topologies,
 )
 from mcr_dl.runtime.attempts import own_text
 from mcr_dl.runtime.watched_store import WatchedStore
@@ -102,7 +102,7 @@ def start(
     limit, mistake = _limit(timeout, mistake)
     launch, store = launch_at(init_method, rank, world_size, store, limit)
     if mistake is None:
-        report.show(launch.rank)
+        start_log.show(launch.rank)
     if launch.rank == 0:
         variables.warn_of_unknown()
     if launch.local_rank <= 0:
@@ -135,7 +135,7 @@ def _begin(
         watch.watch_processes(current.knowledge.nodes)
         current.staging = devices.agree(current)
         _C.set_world(_make_world(current))
-        report.started(current)
+        start_log.started(current)
     except BaseException as error:
         core_groups.forget(error)
         raise
@@ -162,7 +162,7 @@ def _asked(
 
 def _named(backend: str | Iterable[str] | None, pg_options: Any) -> list[str]:
     """The backends that the argument names, or mcr_dl's options where it leaves the choice to them."""
-    options = forms.in_options(pg_options)
+    options = group_options.in_options(pg_options)
     wanted = registry.parse_for_job(options) if options else []
     if options and backend is None:
         return wanted
@@ -231,7 +231,7 @@ def _agree(
     status = _C.backend_status()
     libraries = {name: status[name] for name in current.backends}
     facts = {**choice.facts(libraries, tuning_table), "debug": "detail" if current.detail else "off"}
-    facts |= {"topology": dimensions.own(), "job": uuid.uuid4().hex, "passes": chain.terms_of(current.passes)}
+    facts |= {"topology": topologies.own(), "job": uuid.uuid4().hex, "passes": chain.terms_of(current.passes)}
 
     def themis(grid: _C.Topology | None) -> list[str]:
         return startup.over_dimensions(grid, agreed) if unnamed else []
@@ -239,7 +239,7 @@ def _agree(
     def possible(grid: _C.Topology | None) -> list[str]:  # in rules
         return [*agreed.backends, *startup.possible(agreed), *themis(grid)]
 
-    decide = dimensions.decider(
+    decide = topologies.decider(
         lambda values, grid: choice.decider(tuning_table, possible(grid))(values), partial(startup.serving, agreed)
     )
 
@@ -251,7 +251,7 @@ def _agree(
     current.job = answer.pop("job")
     watch.set_job(current.job)
     current.given_document = answer.pop("topology")
-    current.given_grid = dimensions.grid_of(current.given_document, size)
+    current.given_grid = topologies.grid_of(current.given_document, size)
     current.knowledge = choice.knowledge_of(answer, possible(current.given_grid))
     added = (*startup.combined(agreed, lines.of(range(size))), *themis(current.given_grid))
     current.backends = [*dict.fromkeys((*agreed.backends, *added))]
@@ -274,7 +274,7 @@ def _make_world(current: state.State) -> _C.Group:
         current.candidates = common
         choice.keep_candidates(world, common)
         first_start.measure(world, store)
-        tried.follow(world)
+        trial_results.follow(world)
     factory.add_passes(world)
     choice.check_rules(current.knowledge, world)
     factory.add_dimensions(world)

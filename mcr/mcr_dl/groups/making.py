@@ -16,7 +16,7 @@ from torch.distributed import GroupMember
 from mcr_dl import _C
 from mcr_dl.base.arguments import whole
 from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError
-from mcr_dl.groups import factory, forms, torch_groups
+from mcr_dl.groups import factory, group_options, torch_groups
 from mcr_dl.libraries import registry
 from mcr_dl.runtime import attempts, handles, lines, state
 
@@ -112,7 +112,7 @@ def new_group(
             members.sort()
     name = _local_name(members) if local else f"{group_desc or 'group'}-{number}"
     _check_description(group_desc)
-    names = forms.named(backend, pg_options)
+    names = group_options.named(backend, pg_options)
     limit = current.default_timeout if timeout is None else _C.timeout(timeout)
     torch_groups.require_order(members)
     if mpi_comm is not None:
@@ -206,7 +206,7 @@ def _parts(
     ``parent``: the group whose backends, timeout and form the parts have by default, in place of the job's.
     """
     current = state.current()
-    names = forms.named(backend, pg_options)
+    names = group_options.named(backend, pg_options)
     usual = current.default_timeout if parent is None else parent.timeout
     limit = usual if timeout is None else _C.timeout(timeout)
     mine: Any = None

@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as torch_dist
 
 from mcr_dl import _C
-from mcr_dl.groups import forms, survivors, torch_groups
+from mcr_dl.groups import group_options, survivors, torch_groups
 from mcr_dl.runtime import handles
 
 
@@ -40,6 +40,6 @@ def shrink(
     """
     old = handles.core_group(group)
     limit = old.timeout if timeout is None else _C.timeout(timeout)
-    asked = forms.named(backend, pg_options) or None
-    forming = survivors.of("shrink", old, list(old.ranks), limit, forms.wish(pg_options, old), asked)
+    asked = group_options.named(backend, pg_options) or None
+    forming = survivors.of("shrink", old, list(old.ranks), limit, group_options.wish(pg_options, old), asked)
     return torch_groups.publish_agreed(forming.shrink())

@@ -30,7 +30,7 @@ from mcr_dl.base.errors import (
     PeerLostError,
     text_of,
 )
-from mcr_dl.groups import factory, forms, reconnecting, returning
+from mcr_dl.groups import applicants, factory, group_options, libraries_after_loss
 from mcr_dl.libraries import registry
 from mcr_dl.runtime import communicators, lines, state
 from mcr_dl.runtime.rounds import poll
@@ -38,7 +38,7 @@ from mcr_dl.runtime.rounds import poll
 _log = logging.getLogger("mcr_dl")
 _GRACE = 20.0  # seconds for the first rank to look, once all have come
 _NOT_TRIED = "after a loss it is used only in jobs on one host, by processes that have been there from the start"
-_Look = Callable[[], list[returning.Applicant]]
+_Look = Callable[[], list[applicants.Applicant]]
 
 
 class _Outcome(NamedTuple):
@@ -48,7 +48,7 @@ class _Outcome(NamedTuple):
     problems: list[str]  # theirs, in the order of the ranks; empty texts for none
     wishes: list[Any]  # theirs, in the same order
     functions: list[str]  # that they have called, in the same order
-    invited: list[returning.Applicant]  # processes that take the places of lost ranks
+    invited: list[applicants.Applicant]  # processes that take the places of lost ranks
     broken: bool  # the former group has lost a rank
 
 
@@ -103,7 +103,7 @@ class _Steps:
         ranks, words, places, invited = outcome
         each_word = [words[place] for place in blocks.unpack(places)]
         problems, wishes, functions, knowing = [list(column) for column in zip(*each_word, strict=True)]
-        applicants = [returning.Applicant(*each) for each in invited]
+        applicants = [applicants.Applicant(*each) for each in invited]
         return _Outcome(blocks.unpack(ranks), problems, wishes, functions, applicants, any(knowing))
 
     def _conclude(self, step: str, members: Sequence[int], look: _Look) -> None:
@@ -229,7 +229,7 @@ class Forming:
                     store.delete_key("left/outcome")
 
     def _usable(self) -> list[str]:
-        return [] if self.asked is not None else reconnecting.usable(self.backends)
+        return [] if self.asked is not None else libraries_after_loss.usable(self.backends)
 
     def _try(self, outcome: _Outcome, name: str, steps: _Steps) -> bool:
         """Try the libraries that all members could use, if ranks are lost; False if more have been lost meanwhile."""
@@ -237,7 +237,7 @@ class Forming:
         common = [each for each in outcome.wishes[0] if all(each in wish for wish in outcome.wishes)]
         if not self.changed or not common:
             return True
-        problems = {each: reconnecting.problem(each, name, self.members) for each in common}
+        problems = {each: libraries_after_loss.problem(each, name, self.members) for each in common}
         tried = steps.meet("tried", self.members, wish=problems)
         if tried.ranks != self.members:
             self._leave_out(tried.ranks)
@@ -245,16 +245,16 @@ class Forming:
         self._tried = {each: next(filter(None, (wish[each] for wish in tried.wishes)), "") for each in common}
         return True
 
-    def _take(self, invited: list[returning.Applicant], name: str, steps: _Steps, *, ordered: bool) -> _C.Group:
+    def _take(self, invited: list[applicants.Applicant], name: str, steps: _Steps, *, ordered: bool) -> _C.Group:
         """Make the group with these processes. If there is an error, their ranks are lost again."""
         self.members = self.members + sorted(each.rank for each in invited)
         self.members = sorted(self.members) if ordered else self.members
         self.changed, backends = True, state.current().backends
         try:
             for each in invited:
-                returning.admit(state.current(), each)
+                applicants.admit(state.current(), each)
             for each in invited:
-                returning.answer(state.current(), each, name, self._told(), self.limit)
+                applicants.answer(state.current(), each, name, self._told(), self.limit)
             return self.join(name, "", steps)
         except Exception as error:  # whatever it is, no process may stay half admitted
             state.current().backends = backends  # the nodes agree with the identities at the store
@@ -265,11 +265,11 @@ class Forming:
 
     def _meet_applicants(self, name: str, steps: _Steps) -> _Outcome:
         """Meet the other members; one of them looks for processes that wait. Those that are not taken may wait on."""
-        found: list[returning.Applicant] = []
-        invited: list[returning.Applicant] = []
+        found: list[applicants.Applicant] = []
+        invited: list[applicants.Applicant] = []
 
-        def look() -> list[returning.Applicant]:
-            found.extend(returning.applicants(state.current(), name))
+        def look() -> list[applicants.Applicant]:
+            found.extend(applicants.applicants(state.current(), name))
             return found
 
         try:
@@ -278,7 +278,7 @@ class Forming:
             return outcome
         finally:
             with contextlib.suppress(*stores.STORE_ERRORS):
-                returning.dismiss(state.current(), [each for each in found if each not in invited])
+                applicants.dismiss(state.current(), [each for each in found if each not in invited])
 
     @staticmethod
     def _are_mixed(outcome: _Outcome) -> bool:
@@ -372,11 +372,11 @@ class Forming:
     def _formed(made: _C.Group | None, made_by: _Outcome) -> str:
         """Set the form of torch's calls, or say on all ranks why there is none."""
         try:
-            uniform = forms.uniform(made_by.wishes)
+            uniform = group_options.uniform(made_by.wishes)
         except InvalidArgumentError as error:
             return str(error)
         if made is not None:
-            forms.apply(made, uniform)
+            group_options.apply(made, uniform)
         return ""
 
     def _names(self) -> list[str]:

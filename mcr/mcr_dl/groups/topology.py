@@ -15,7 +15,7 @@ from mcr_dl.base.arguments import whole
 from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError, NotInitializedError
 from mcr_dl.groups import factory, torch_groups
 from mcr_dl.libraries import registry
-from mcr_dl.runtime import changes, dimensions, handles, state
+from mcr_dl.runtime import changes, handles, state, topologies
 
 
 @dataclass(frozen=True)
@@ -134,12 +134,12 @@ def _document_of(topology: object, group: _C.Group) -> dict[str, Any]:
         ranks = [group._group_rank(rank) for rank in members]
         if -1 in ranks:
             raise InvalidArgumentError(f"topology: expected a {kind} of the group's ranks, got one with others")
-        document = {"format": dimensions.FORMAT, "version": 1, "dimensions": rows, "ranks": ranks}
-        return dimensions.check(document, f"topology: {kind}")
+        document = {"format": topologies.FORMAT, "version": 1, "dimensions": rows, "ranks": ranks}
+        return topologies.check(document, f"topology: {kind}")
     if isinstance(topology, (str, os.PathLike)):
-        return dimensions.read(topology)
+        return topologies.read(topology)
     if isinstance(topology, Mapping):
-        return dimensions.check(dict(topology), "topology")
+        return topologies.check(dict(topology), "topology")
     expected = "a DeviceMesh, a Topology, the path of a file or its content"
     raise InvalidTypeError(f"topology: expected {expected}, got {type(topology).__name__}")
 
@@ -173,7 +173,7 @@ def set_topology(
     try:
         value["document"] = _document_of(topology, members)
         backends = [*members.backends, *(part for name in members.backends for part in registry.parts_of(name))]
-        dimensions.check_backends(value["document"], lambda _: [*dict.fromkeys(backends)])
+        topologies.check_backends(value["document"], lambda _: [*dict.fromkeys(backends)])
         given = _groups_of_mesh(topology) if isinstance(topology, DeviceMesh) else {}
         value["given"] = bool(given)
     except (InvalidArgumentError, InvalidTypeError) as error:
@@ -185,17 +185,17 @@ def set_topology(
     def decide(values: list[Any]) -> list[Any]:
         # A rank that was elsewhere while the others' attempt failed has counted less.
         turn, all_given = max(each["turn"] for each in values), all(each["given"] for each in values)
-        return [dimensions.decide(values, size), turn, all_given]
+        return [topologies.decide(values, size), turn, all_given]
 
     document, turn, all_given = changes.agree(members, "set_topology", value, decide)
-    grid = dimensions.grid_of(document, size)
+    grid = topologies.grid_of(document, size)
     assert grid is not None
-    held = dimensions.Held(grid, given if all_given else {})
+    held = topologies.Held(grid, given if all_given else {})
     before = current.default_document
     if members is _C.world():
         current.default_document = document  # the backends of the new groups depend on it
     try:
-        for index in [] if all_given else dimensions.with_groups(grid, size):
+        for index in [] if all_given else topologies.with_groups(grid, size):
             with changes.on_all(members, "set_topology"):  # before they make more
                 torch_groups.publish(factory.make_line(members, held, index, turn), parent=members)
     except BaseException:

@@ -19,7 +19,7 @@ import torch.distributed as torch_dist
 from mcr_dl import _C, watch
 from mcr_dl.base.errors import InvalidArgumentError, NotInitializedError, UnsupportedError
 from mcr_dl.base.warning import warn
-from mcr_dl.groups import factory, forms, lifecycle, survivors
+from mcr_dl.groups import factory, group_options, lifecycle, survivors
 from mcr_dl.libraries.c10d import OURS
 from mcr_dl.runtime import attempts, changes, core_groups, lines, state
 
@@ -214,8 +214,8 @@ def is_torch_default(group: _C.Group) -> bool:
 def _agree_on_form(group: _C.Group, options: Any, parent: _C.Group | None = None) -> None:
     """Have the members of a new group agree on the form of its calls; give it up if they disagree."""
     try:
-        wish = forms.wish(options, parent)
-        forms.apply(group, changes.agree(group, "new_group", wish, forms.uniform, leave=True))
+        wish = group_options.wish(options, parent)
+        group_options.apply(group, changes.agree(group, "new_group", wish, group_options.uniform, leave=True))
     except BaseException as error:
         if group is _C.world():
             core_groups.end_works(state.living())
@@ -297,7 +297,7 @@ def create(options: Any, backend_options: Any) -> Any:
     _notice_joins()
     _end_left_blocks()
     group = _making.group if _making.group is not None else _group_for(options, backend_options)
-    return _C.TorchBackend(group, forms.in_options(backend_options))
+    return _C.TorchBackend(group, group_options.in_options(backend_options))
 
 
 def _is_left(ranks: list[int]) -> bool:
@@ -336,7 +336,7 @@ def _group_for(options: Any, pg_options: Any) -> _C.Group:
         _require_place(options.group_rank, options.group_size)
         return state.current().world
     name = _name_of(options.group_id, ranks[0])  # counts before anything can fail on this rank alone
-    names = forms.named(None, pg_options) or lines.that_fit(state.current().backends, ranks)
+    names = group_options.named(None, pg_options) or lines.that_fit(state.current().backends, ranks)
     group = factory.make_group(name, ranks, names, options.timeout)
     _agree_on_form(group, pg_options)
     return group
@@ -425,7 +425,7 @@ def split(parent: _C.Group, ranks: Sequence[int], timeout: timedelta, options: A
     text = "_".join(map(str, members))
     part = text if len(text) <= _LONGEST else hashlib.sha256(text.encode()).hexdigest()[:16]
     turn = state.current().count(f"torch split {part}", parent.name())
-    names = [] if forms.in_options(options) == inherited else forms.named(None, options)
+    names = [] if group_options.in_options(options) == inherited else group_options.named(None, options)
     if not names or names == list(parent.backends):
         names = lines.that_fit(parent.backends, members)
     group = factory.make_group(f"{parent.name()}/torch-{part}-{turn}", members, names, timeout)
@@ -445,7 +445,7 @@ def shrink(parent: _C.Group, excluded: Sequence[int], options: Any) -> Any:
         )
         raise InvalidArgumentError(message)
     members = [rank for place, rank in enumerate(parent.ranks) if place not in excluded]
-    names = forms.named(None, options) or None
-    wish = forms.wish(options, parent)
+    names = group_options.named(None, options) or None
+    wish = group_options.wish(options, parent)
     group = survivors.of("shrink", parent, members, parent.timeout, wish, names).shrink(exactly=True)
     return _C.TorchBackend(group, list(group.backends))

@@ -21,7 +21,7 @@ from mcr_dl.groups import default_group, environment, lifecycle
 from mcr_dl.info.support import support
 from mcr_dl.libraries import null, registry
 from mcr_dl.libraries.registry import available_backends
-from mcr_dl.runtime import dimensions, startup, state
+from mcr_dl.runtime import startup, state, topologies
 from mcr_dl.tables import choice, rules
 
 
@@ -55,7 +55,7 @@ def _start(*, again: bool = False) -> dict[str, str]:
         if again or "topology" not in str(error):
             raise
         # On all ranks, whether or not they have a topology: the error is one that they have agreed on.
-        os.environ.pop(dimensions.VARIABLE, None)
+        os.environ.pop(topologies.VARIABLE, None)
         return {"topology": f"not used: {error}", **_start(again=True), **rows}
     return rows
 

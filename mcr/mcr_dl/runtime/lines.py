@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from mcr_dl import _C
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.libraries import registry
-from mcr_dl.runtime import dimensions, state
+from mcr_dl.runtime import state, topologies
 
 
 def of(ranks: Sequence[int], level: int = 0) -> list[list[int]]:
@@ -67,7 +67,7 @@ def require(ranks: Sequence[int], count: int, what: str, level: int = 0) -> list
     shapes = ", and across these lines of ".join(", ".join(str(len(row)) for row in rows) for rows in steps)
     message = (
         f"{what}: expected a topology of {wanted}, got lines of {shapes} ranks; name the topology's file in "
-        f"{dimensions.VARIABLE}, or leave this backend out"
+        f"{topologies.VARIABLE}, or leave this backend out"
     )
     raise InvalidArgumentError(message)
 
@@ -76,9 +76,9 @@ def _grids_of(ranks: Sequence[int]) -> list[_C.Topology]:
     """The topologies of a group of these global ranks: its part of the one that was set for the default group, if one
     was, and its part of the job's, or the one from the hosts."""
     current = state.current()
-    default = dimensions.grid_of(current.default_document, current.launch.size)
+    default = topologies.grid_of(current.default_document, current.launch.size)
     found = [] if default is None else [default.of_members(list(ranks))]
-    return [*found, dimensions.grid_of_members(current.given_grid, current.knowledge.nodes, list(ranks))]
+    return [*found, topologies.grid_of_members(current.given_grid, current.knowledge.nodes, list(ranks))]
 
 
 def _wide(grid: _C.Topology) -> list[int]:
@@ -103,7 +103,7 @@ def require_grid(ranks: Sequence[int], count: int, what: str) -> tuple[_C.Topolo
     shapes = " and ".join(" x ".join(str(row[1]) for row in grid.dimensions) for grid in _grids_of(ranks))
     message = (
         f"{what}: expected a topology of {count} dimensions of several ranks, one for each backend, got {shapes}; name "
-        f"the topology's file in {dimensions.VARIABLE}, give the default group one with set_topology(), or leave this "
+        f"the topology's file in {topologies.VARIABLE}, give the default group one with set_topology(), or leave this "
         f"backend out"
     )
     raise InvalidArgumentError(message)

@@ -15,7 +15,7 @@ from mcr_dl import _C, watch
 from mcr_dl.base import launcher
 from mcr_dl.base.errors import NotInitializedError
 from mcr_dl.base.stores import own_connection
-from mcr_dl.runtime import dimensions, rates
+from mcr_dl.runtime import rates, topologies
 from mcr_dl.tables import choice
 
 DEFAULT_TIMEOUT: timedelta = torch_dist.default_pg_timeout
@@ -36,7 +36,7 @@ class Belongings:
     owner: str | None = None  # the group that this one itself belongs to, if it is a shadow
     shadows: dict[str, _C.Group] = field(default_factory=dict)  # the groups that belong to this one, by name
     broken: dict[str, int] = field(default_factory=dict)  # by pass: how many of its shadows broke
-    topology: dimensions.Held | None = None
+    topology: topologies.Held | None = None
     networks: dict[str, list[rates.Row]] = field(default_factory=dict)  # by candidate
     stores: list[torch_dist.Store] = field(default_factory=list)  # which the group's backends may use
     # Run when the group is about to end, while its operations still work; they must not raise.
@@ -54,7 +54,7 @@ class Seen(Protocol):
     @property
     def broken(self) -> Mapping[str, int]: ...
     @property
-    def topology(self) -> dimensions.Held | None: ...
+    def topology(self) -> topologies.Held | None: ...
     @property
     def networks(self) -> Mapping[str, Sequence[rates.Row]]: ...
 
@@ -126,7 +126,7 @@ class State:
         """The belongings of a group, to read: empty ones if it has none, or has ended."""
         return self.belongings.get(group, _NONE)
 
-    def replace_topology(self, group: str, held: dimensions.Held | None) -> dimensions.Held | None:
+    def replace_topology(self, group: str, held: topologies.Held | None) -> topologies.Held | None:
         """Give a group another topology, or none; returns the one before, if there is one."""
         before = self.peek(group).topology
         if before is not held:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mcr_dl import _C
-from mcr_dl.base import documents, shapes
+from mcr_dl.base import declared_types, documents
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.base.warning import warn
 from mcr_dl.records.log import Record, RecordedGroup
@@ -147,7 +147,7 @@ def write(trace: Trace, path: str | os.PathLike[str]) -> Path:
 def _groups(rows: Any) -> list[RecordedGroup]:
     if not isinstance(rows, list):
         raise ValueError(f"groups: expected a list, got a {type(rows).__name__}")
-    found = [shapes.check(RecordedGroup, row, f"groups[{place}]") for place, row in enumerate(rows)]
+    found = [declared_types.check(RecordedGroup, row, f"groups[{place}]") for place, row in enumerate(rows)]
     for place, row in enumerate(found):
         if not 0 <= row["rank"] < len(row["ranks"]):
             raise ValueError(f"groups[{place}]: expected a rank below {len(row['ranks'])}, got {row['rank']}")
@@ -156,7 +156,11 @@ def _groups(rows: Any) -> list[RecordedGroup]:
 
 def _rows(fields: Any, rows: Any, where: str) -> dict[str, list[Any]]:
     """The columns of a list of rows, each a list with one value per field."""
-    if not shapes.are([fields], tuple[str, ...]) or not isinstance(rows, list) or len(set(fields)) != len(fields):
+    if (
+        not declared_types.are([fields], tuple[str, ...])
+        or not isinstance(rows, list)
+        or len(set(fields)) != len(fields)
+    ):
         raise ValueError(f"{where}: expected a list, and different names of its fields, got something else")
     for place, row in enumerate(rows):
         if not isinstance(row, list) or len(row) != len(fields):
@@ -168,7 +172,7 @@ def _records(document: dict[str, Any], groups: list[RecordedGroup]) -> list[Reco
     columns = _rows(document["fields"], document["records"], "records")
     for name, default in Record._field_defaults.items():  # fields that older traces do not have
         columns.setdefault(name, [default] * len(document["records"]))
-    shapes.check_columns(Record, columns, "records", skip=["group"])
+    declared_types.check_columns(Record, columns, "records", skip=["group"])
     if any(type(index) is not int or not 0 <= index < len(groups) for index in columns["group"]):
         raise ValueError(f"records.group: expected places in the list of {len(groups)} groups")
     for index, root in zip(columns["group"], columns["root"], strict=True):
@@ -190,16 +194,16 @@ def _records(document: dict[str, Any], groups: list[RecordedGroup]) -> list[Reco
 def _trace(document: dict[str, Any]) -> Trace:
     groups = _groups(document["groups"])
     columns = _rows(list(Region._fields), document["regions"], "regions")
-    shapes.check_columns(Region, columns, "regions")
+    declared_types.check_columns(Region, columns, "regions")
     numbers = {name: document[name] for name in ("rank", "ranks", "lost", "saved")}
-    if not shapes.are(list(numbers.values()), int) or not 0 <= numbers["rank"] < numbers["ranks"]:
+    if not declared_types.are(list(numbers.values()), int) or not 0 <= numbers["rank"] < numbers["ranks"]:
         raise ValueError("expected whole numbers for rank, ranks, lost and saved, and the rank below ranks")
     if not isinstance(document["provenance"], dict):
         raise ValueError("provenance: expected an object")
     if not isinstance(document["provenance"].get("job", ""), str):
         raise ValueError("provenance.job: expected a text")
     return Trace(
-        clock=Clock(**shapes.check(Clock, document["clock"], "clock")),
+        clock=Clock(**declared_types.check(Clock, document["clock"], "clock")),
         records=_records(document, groups),
         regions=[Region(*region) for region in document["regions"]],
         provenance=document["provenance"],

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mcr_dl.base import documents, shapes, variables
+from mcr_dl.base import declared_types, documents, variables
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.base.warning import say
 from mcr_dl.watch._diagnosis import diagnose, ranks_text
@@ -80,13 +80,15 @@ def write(number: int, report: Report, alarm: Mapping[str, Any]) -> None:
 
 def _check_rows(file: Path, where: str, rows: Sequence[Any]) -> None:
     needed, optional = _ROWS[where], _OPTIONAL.get(where, {})
-    if not shapes.are(rows, dict):
+    if not declared_types.are(rows, dict):
         raise InvalidArgumentError(f"{file}: {where}: expected objects, got others")
     for name, hint in {**needed, **optional}.items():
         values = [row[name] for row in rows if name in row]
-        if (name in needed and len(values) < len(rows)) or not shapes.are(values, hint):
+        if (name in needed and len(values) < len(rows)) or not declared_types.are(values, hint):
             what = f"{where}.{name}" if where else name
-            message = f"{file}: {what}: expected values of the type {shapes.type_text(hint)}, got others, or none"
+            message = (
+                f"{file}: {what}: expected values of the type {declared_types.type_text(hint)}, got others, or none"
+            )
             raise InvalidArgumentError(message)
 
 

@@ -18,7 +18,7 @@ from mcr_dl.base import launcher, stores
 from mcr_dl.base.errors import CollectiveTimeoutError
 from mcr_dl.libraries import registry
 from mcr_dl.passes import chain
-from mcr_dl.runtime import dimensions, state
+from mcr_dl.runtime import state, topologies
 from mcr_dl.runtime.rounds import poll
 from mcr_dl.tables import choice
 
@@ -196,7 +196,7 @@ def begin(
     current.counts = answer.counts
     watch.set_job(current.job)
     current.passes = passes
-    current.given_grid = dimensions.grid_of(current.given_document, launch.size)
+    current.given_grid = topologies.grid_of(current.given_document, launch.size)
     current.knowledge = choice.knowledge_of(answer.knowledge, None)  # the ranks have checked the rules
     return current
 
