@@ -119,7 +119,7 @@ def against_simulate(calls: int) -> dict[str, float]:
     own = (time.perf_counter() - begin) / 20
     model = _C.CostModel()
     lanes = [model.add_resource(name, slots=1) for name in planner.channels]
-    numbers = {node.key: place for place, node in enumerate(graph.nodes)}
+    numbers = {node.key: index for index, node in enumerate(graph.nodes)}
     begin = time.perf_counter()
     for iterations in (1, 2):
         jobs = []

@@ -282,8 +282,8 @@ def test_different_calls(nursery: Nursery, backend: str) -> None:
     )
     started = [
         # The third rank makes the calls of the first one.
-        jobs.start(nursery, "troubles", ["desync", backend, difference], ranks_of(place), MCR_DL_DEBUG="detail")
-        for place, difference in enumerate(differences)
+        jobs.start(nursery, "troubles", ["desync", backend, difference], ranks_of(index), MCR_DL_DEBUG="detail")
+        for index, difference in enumerate(differences)
     ]
     for ranks in started:
         jobs.end(nursery, ranks)

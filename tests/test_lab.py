@@ -33,7 +33,7 @@ def test_every_command_stays_inside_the_labs_namespaces() -> None:
             assert ours.fullmatch(command[3]), command
         elif command[:3] == ["ip", "link", "add"]:
             assert [
-                bool(ours.fullmatch(command[place + 1])) for place, word in enumerate(command) if word == "netns"
+                bool(ours.fullmatch(command[index + 1])) for index, word in enumerate(command) if word == "netns"
             ] == [
                 True,
                 True,

@@ -135,7 +135,7 @@ def test_a_name_for_each_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_the_picture_shows_its_words(regions: list[str]) -> None:
     """Its title and legend are inside it, apart from each other and from the bars; each operation has a color."""
     names = [str(row["name"]) for row in _C.ops()]
-    records = [record(name, 2 * place + 1, 2 * place + 2) for place, name in enumerate(names)]
+    records = [record(name, 2 * index + 1, 2 * index + 2) for index, name in enumerate(names)]
     spans = [Region(name, 0, 90 * MS, 7) for name in regions]
     figure = plot.figure_of([make(records, rank=rank, ranks=2, regions=spans) for rank in (0, 1)])
     figure.savefig(io.BytesIO(), format="png")  # places everything

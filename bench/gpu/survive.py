@@ -118,15 +118,15 @@ def _start(given: argparse.Namespace, port: int, rank: int, *, back: bool) -> su
 def _end(processes: list[subprocess.Popen[bytes]], deadline: float) -> str:
     """Wait for all; returns what is wrong."""
     problem = ""
-    for place, each in enumerate(processes):
+    for index, each in enumerate(processes):
         try:
             code = each.wait(max(0.1, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             each.kill()
             each.wait()
-            problem = problem or f"process {place} not at its end in time"
+            problem = problem or f"process {index} not at its end in time"
         else:
-            problem = problem or (f"process {place} ended with {code}" if code else "")
+            problem = problem or (f"process {index} ended with {code}" if code else "")
     return problem
 
 

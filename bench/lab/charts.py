@@ -69,7 +69,7 @@ def workload(name: str, measured: Mapping[str, Any], rails: Mapping[str, Any], c
     order = clusters if "1x1" in measured else []
     efficiencies = {shape: figures.efficiencies(measured[shape], measured["1x1"], cores) for shape in order}
     for row in (*figures.SINGLE, *figures.MIXED, *figures.PEERS):
-        points = [(place, efficiencies[shape][row]) for place, shape in enumerate(order) if row in efficiencies[shape]]
+        points = [(index, efficiencies[shape][row]) for index, shape in enumerate(order) if row in efficiencies[shape]]
         if points:
             x, y = zip(*points, strict=True)
             right.plot(x, y, "o-", color=_ROW_COLOURS[row], label=row, linewidth=1.4)
@@ -154,10 +154,10 @@ def choices(scales: Sequence[Any], path: Path) -> None:
     paint = colours(each.candidate for scale in scales for winner in scale.winners for each in winner.ranges)
     for axes, scale in zip(panels[0], scales, strict=True):
         winners = [winner for winner in scale.winners if winner.operation != "barrier"]
-        for place, winner in enumerate(winners):
+        for index, winner in enumerate(winners):
             starts = [max(4, each.start) for each in winner.ranges]
             for each, start, end in zip(winner.ranges, starts, [*starts[1:], _LARGEST], strict=True):
-                axes.barh(place, max(0, end - start), left=start, color=paint[each.candidate], height=0.7)
+                axes.barh(index, max(0, end - start), left=start, color=paint[each.candidate], height=0.7)
         names = [winner.operation + (", async" if winner.async_op else "") for winner in winners]
         axes.set_yticks(range(len(names)), names, fontsize=8)
         axes.set_xscale("log", base=2)

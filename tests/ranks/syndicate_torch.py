@@ -299,9 +299,9 @@ class Loop:
         """Raise Interruption after `stop` calls; None: check all results."""
         self.number = (self.number + 1) % 100
         made = []
-        for place, call in enumerate(self._calls()):
+        for index, call in enumerate(self._calls()):
             made.append(call)
-            if place + 1 == stop:
+            if index + 1 == stop:
                 raise Interruption
         for work, result, expected in made:
             if work is not None:

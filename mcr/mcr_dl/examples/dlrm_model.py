@@ -40,8 +40,8 @@ class Shape:
 def perceptron(inputs: int, layers: Sequence[int]) -> nn.Sequential:
     """Linear layers with rectifiers between them."""
     modules: list[nn.Module] = []
-    for place, outputs in enumerate(layers):
-        modules += [nn.Linear(inputs, outputs), *([nn.ReLU()] if place < len(layers) - 1 else [])]
+    for index, outputs in enumerate(layers):
+        modules += [nn.Linear(inputs, outputs), *([nn.ReLU()] if index < len(layers) - 1 else [])]
         inputs = outputs
     return nn.Sequential(*modules)
 

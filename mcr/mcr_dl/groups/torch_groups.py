@@ -444,7 +444,7 @@ def shrink(parent: _C.Group, excluded: Sequence[int], options: Any) -> Any:
             "use mcr_dl.shrink(), which leaves the default group as it is"
         )
         raise InvalidArgumentError(message)
-    members = [rank for place, rank in enumerate(parent.ranks) if place not in excluded]
+    members = [rank for index, rank in enumerate(parent.ranks) if index not in excluded]
     names = group_options.named(None, options) or None
     wish = group_options.wish(options, parent)
     group = survivors.of("shrink", parent, members, parent.timeout, wish, names).shrink(exactly=True)

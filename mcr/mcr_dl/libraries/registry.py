@@ -292,8 +292,8 @@ def parse_for_group(backend: str | Iterable[str] | None) -> list[str]:
 
 def _parse_for_group(backend: str | Iterable[str] | None, given: list[str] | None = None) -> tuple[str, list[str]]:
     source, names = _parse(backend, given)
-    for place, name in enumerate(names):
-        for missing in sorted(set(_needed(name)) - set(names[:place])):
+    for index, name in enumerate(names):
+        for missing in sorted(set(_needed(name)) - set(names[:index])):
             use = "uses one across its lines," if is_hierarchical(name) else "cuts messages over two"
             message = f"{source}: {name!r} {use} of the group's: expected {missing!r} before it"
             raise InvalidArgumentError(f"{message}, got {', '.join(names)}")
@@ -307,8 +307,8 @@ def parse_for_job(backend: str | Iterable[str] | None, given: list[str] | None =
     ``given``: names that an earlier call has returned; None and ``"mcr"`` stand for these, if there are any.
     """
     source, names = _parse_for_group(backend, given)
-    for place, name in enumerate(names):
-        for missing in sorted(set(collective_starters(name)) - set(names[: place + 1])):
+    for index, name in enumerate(names):
+        for missing in sorted(set(collective_starters(name)) - set(names[: index + 1])):
             message = f"{source}: {name!r} has a part that starts on all ranks of the job: expected {missing!r} before"
             raise InvalidArgumentError(f"{message} it, got {', '.join(names)}")
     return names

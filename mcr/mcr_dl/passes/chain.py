@@ -221,9 +221,9 @@ class _Making:
     def passes(self, group: _C.Group, specifications: list[Specification]) -> list[_C.Pass]:
         """Make the passes that can be made, also after an error: the ranks make parts of them together."""
         made: list[_C.Pass] = []
-        for place, entry in enumerate(specifications):
+        for index, entry in enumerate(specifications):
             try:
-                made.append(entry.make(group, partial(self._shadow, group, specifications[place + 1 :])))
+                made.append(entry.make(group, partial(self._shadow, group, specifications[index + 1 :])))
             except Exception as error:  # any, as passes may be the program's
                 self._problem = self._problem or error
         return made

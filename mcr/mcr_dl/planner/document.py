@@ -28,8 +28,8 @@ def document(planner: Planner, plan: Plan) -> dict[str, Any]:
         row = (seq, planner.graph.nodes[node].key, motif, ahead, piece.channel, piece.what)
         rows.append(dict(zip(_ROW, row, strict=True)))
     calls = {
-        node.key: planner.options[place][plan.chosen[place]].name
-        for place, node in enumerate(planner.graph.nodes)
+        node.key: planner.options[index][plan.chosen[index]].name
+        for index, node in enumerate(planner.graph.nodes)
         if node.time is None
     }
     content = {
@@ -55,8 +55,8 @@ def _chosen(planner: Planner, calls: Any) -> list[int]:
     keys = {node.key for node in planner.graph.calls}
     if not isinstance(calls, dict) or set(calls) != keys:
         raise ValueError(f"calls: expected an option of each of the graph's {len(keys)} calls")
-    for place, node in enumerate(planner.graph.nodes):
-        names = [option.name for option in planner.options[place]]
+    for index, node in enumerate(planner.graph.nodes):
+        names = [option.name for option in planner.options[index]]
         if node.time is None and calls[node.key] not in names:
             raise ValueError(f"calls[{node.key!r}]: expected one of its options, got {str(calls[node.key])[:60]!r}")
         chosen.append(names.index(calls[node.key]) if node.time is None else 0)
@@ -66,7 +66,7 @@ def _chosen(planner: Planner, calls: Any) -> list[int]:
 def _order(planner: Planner, chosen: list[int], rows: Any) -> list[Place]:
     if not isinstance(rows, list):
         raise ValueError(f"order: expected a list, got a {type(rows).__name__}")
-    places = {node.key: place for place, node in enumerate(planner.graph.nodes) if node.time is None}
+    places = {node.key: index for index, node in enumerate(planner.graph.nodes) if node.time is None}
     order = []
     for seq, row in enumerate(rows):
         where = f"order[{seq}]"

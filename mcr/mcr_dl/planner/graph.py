@@ -181,7 +181,7 @@ def _piece(value: Any, where: str, place: int) -> Piece:
 def _option(value: Any, where: str) -> Option:
     found = fields_of(value, where, {"name": str, "pieces": list}, {})
     return Option(
-        found["name"], tuple(_piece(each, f"{where}.pieces", place) for place, each in enumerate(found["pieces"]))
+        found["name"], tuple(_piece(each, f"{where}.pieces", index) for index, each in enumerate(found["pieces"]))
     )
 
 
@@ -228,9 +228,9 @@ def of_document(document: Any) -> Graph:
     if (found["format"], found["version"]) != (FORMAT, VERSION):
         raise ValueError(f"expected {FORMAT!r} of version {VERSION}, got {found['format'][:40]!r} {found['version']}")
     graph = Graph(
-        tuple(_channel(each, f"channels[{place}]") for place, each in enumerate(found["channels"])),
-        tuple(_node(each, f"nodes[{place}]") for place, each in enumerate(found["nodes"])),
-        tuple(_cost(each, f"costs[{place}]") for place, each in enumerate(found.get("costs", []))),
+        tuple(_channel(each, f"channels[{index}]") for index, each in enumerate(found["channels"])),
+        tuple(_node(each, f"nodes[{index}]") for index, each in enumerate(found["nodes"])),
+        tuple(_cost(each, f"costs[{index}]") for index, each in enumerate(found.get("costs", []))),
     )
     _check_names(graph)
     return graph

@@ -60,8 +60,8 @@ class Planner:
                 raise InvalidArgumentError(f"{node.key!r}: {message}; add them to the graph's costs")
         lanes = list(dict.fromkeys(node.lane for node in graph.nodes if node.time is not None))
         self.channels = [channel.name for channel in graph.channels] + lanes
-        self._numbers = {channel.name: place for place, channel in enumerate(graph.channels)}
-        self._lanes = {lane: len(graph.channels) + place for place, lane in enumerate(lanes)}
+        self._numbers = {channel.name: index for index, channel in enumerate(graph.channels)}
+        self._lanes = {lane: len(graph.channels) + index for index, lane in enumerate(lanes)}
         self.core = _C.PlanGraph(self._masks(lanes), self._nodes())
 
     def _masks(self, lanes: Sequence[str]) -> list[int]:
@@ -72,7 +72,7 @@ class Planner:
         return masks + [1 << (len(resources) + place) for place in range(len(lanes))]
 
     def _nodes(self) -> list[tuple[str, list[tuple[int, int]], list[list[tuple[int, int, list[int]]]], bool]]:
-        places = {node.key: place for place, node in enumerate(self.graph.nodes)}
+        places = {node.key: index for index, node in enumerate(self.graph.nodes)}
         rows = []
         for node, found in zip(self.graph.nodes, self.options, strict=True):
             after = [(places[each.removesuffix(BACK)], int(each.endswith(BACK))) for each in node.after]
@@ -87,11 +87,11 @@ class Planner:
     # ---- plans
 
     def _calls(self) -> list[int]:
-        return [place for place, node in enumerate(self.graph.nodes) if node.time is None]
+        return [index for index, node in enumerate(self.graph.nodes) if node.time is None]
 
     def _start(self, play: Play, iteration: int) -> int:
         """When the program's own work of an iteration begins; without computation, its first call."""
-        computing = [place for place, node in enumerate(self.graph.nodes) if node.time is not None]
+        computing = [index for index, node in enumerate(self.graph.nodes) if node.time is not None]
         return min((play[iteration][node][0][1] for node in computing or range(len(self.graph.nodes))), default=0)
 
     def _orders(self, chosen: Sequence[int], play: Play) -> Iterable[list[Place]]:

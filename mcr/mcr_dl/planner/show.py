@@ -40,10 +40,10 @@ def changes(planner: Planner, before: Plan, after: Plan) -> Table:
     found = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("call", before.name, after.name):
         found.add_column(name)
-    for place, node in enumerate(planner.graph.nodes):
-        one, other = before.chosen[place], after.chosen[place]
+    for index, node in enumerate(planner.graph.nodes):
+        one, other = before.chosen[index], after.chosen[index]
         if node.time is None and one != other:
-            found.add_row(node.key, planner.options[place][one].name, planner.options[place][other].name)
+            found.add_row(node.key, planner.options[index][one].name, planner.options[index][other].name)
     return found
 
 
@@ -61,13 +61,13 @@ def show(planner: Planner, plans: Sequence[Plan], console: Console | None = None
 
 
 def _draw(axes: Axes, planner: Planner, plan: Plan, colour: dict[str, str], iterations: int) -> None:
-    lanes = {name: place for place, name in enumerate(reversed(planner.channels))}
+    lanes = {name: index for index, name in enumerate(reversed(planner.channels))}
     play = planner.play(plan, iterations)
     last = max((end for iteration in play for node in iteration for _, _, end in node), default=0) or 1
     for iteration in range(iterations):
-        for place, node in enumerate(planner.graph.nodes):
-            pieces = () if node.time is not None else planner.options[place][plan.chosen[place]].pieces
-            for motif, (_, start, end) in enumerate(play[iteration][place]):
+        for index, node in enumerate(planner.graph.nodes):
+            pieces = () if node.time is not None else planner.options[index][plan.chosen[index]].pieces
+            for motif, (_, start, end) in enumerate(play[iteration][index]):
                 lane = pieces[motif].channel if pieces else node.lane
                 shade = colour[node.key] if pieces else _COMPUTE
                 bar: dict[str, Any] = {"height": 0.7, "color": shade, "edgecolor": "white", "linewidth": 0.8}

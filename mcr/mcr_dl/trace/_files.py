@@ -147,10 +147,10 @@ def write(trace: Trace, path: str | os.PathLike[str]) -> Path:
 def _groups(rows: Any) -> list[RecordedGroup]:
     if not isinstance(rows, list):
         raise ValueError(f"groups: expected a list, got a {type(rows).__name__}")
-    found = [declared_types.check(RecordedGroup, row, f"groups[{place}]") for place, row in enumerate(rows)]
-    for place, row in enumerate(found):
+    found = [declared_types.check(RecordedGroup, row, f"groups[{index}]") for index, row in enumerate(rows)]
+    for index, row in enumerate(found):
         if not 0 <= row["rank"] < len(row["ranks"]):
-            raise ValueError(f"groups[{place}]: expected a rank below {len(row['ranks'])}, got {row['rank']}")
+            raise ValueError(f"groups[{index}]: expected a rank below {len(row['ranks'])}, got {row['rank']}")
     return [RecordedGroup(**{**row, "ranks": tuple(row["ranks"])}) for row in found]
 
 

@@ -41,20 +41,20 @@ def _light(colour: str) -> bool:
 
 def _stack(axes: Axes, parts: Sequence[Breakdown], colour: dict[str, str]) -> None:
     tallest = max(part.total for part in parts) or 1.0
-    for place, part in enumerate(parts):
+    for index, part in enumerate(parts):
         height = 0.0
         for name, seconds in {"compute": part.compute, **part.exposed}.items():
             shade = colour[name]
-            axes.bar(place, seconds, bottom=height, width=0.62, color=shade, edgecolor="white", linewidth=0.8)
+            axes.bar(index, seconds, bottom=height, width=0.62, color=shade, edgecolor="white", linewidth=0.8)
             if seconds / tallest >= _LEAST_LABEL:
                 text = f"{time_text(seconds * 1e6)}  {seconds / part.total:.0%}"
                 ink = INK if _light(shade) else "white"
-                axes.text(place, height + seconds / 2, text, ha="center", va="center", fontsize=8.5, color=ink)
+                axes.text(index, height + seconds / 2, text, ha="center", va="center", fontsize=8.5, color=ink)
             height += seconds
-        axes.text(place, height + 0.012 * tallest, time_text(height * 1e6), ha="center", va="bottom", weight="bold")
+        axes.text(index, height + 0.012 * tallest, time_text(height * 1e6), ha="center", va="bottom", weight="bold")
         if part.overlapped > 0:
             hidden = f"overlapped:\n{time_text(part.overlapped * 1e6)}"
-            axes.text(place, height + 0.07 * tallest, hidden, ha="center", va="bottom", fontsize=7.5)
+            axes.text(index, height + 0.07 * tallest, hidden, ha="center", va="bottom", fontsize=7.5)
     axes.set_ylim(0, tallest * 1.2)
 
 

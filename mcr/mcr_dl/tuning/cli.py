@@ -385,7 +385,7 @@ def _journal_path(path: Path, ranks: int, device: str) -> Path:
 def _remaining(settings: _Settings, path: Path) -> list[int]:
     """The numbers of ranks to measure: of an interrupted run, without those that it has completed."""
     numbers = list(settings.ranks)
-    begun = [place for place, ranks in enumerate(numbers) if _journal_path(path, ranks, settings.device).exists()]
+    begun = [index for index, ranks in enumerate(numbers) if _journal_path(path, ranks, settings.device).exists()]
     return numbers[begun[0] :] if settings.resume and begun else numbers
 
 
