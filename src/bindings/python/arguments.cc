@@ -83,7 +83,7 @@ const Coding& coding_of(std::string_view text) {
         "the unknown name " + (part ? "'" + stranger + "' in " : "") + name);
 }
 
-CandidateName candidate_of(std::string_view name) {
+CandidateName parse_candidate(std::string_view name) {
   try {
     return CandidateName::parse(name);
   } catch (const Error& error) {
@@ -91,11 +91,11 @@ CandidateName candidate_of(std::string_view name) {
   }
 }
 
-Candidate* named_candidate(Group& group, const CandidateName& candidate, PyObject* value) {
-  const auto name = candidate.name();
+Candidate* find_candidate(Group& group, const CandidateName& parsed, PyObject* value) {
+  const auto name = parsed.name();
   if (name == "auto") return nullptr;
   if (auto* candidate = group.find(name)) return candidate;
-  no_such_backend(group, candidate, value);
+  no_such_backend(group, parsed, value);
 }
 
 }  // namespace
@@ -224,20 +224,20 @@ const Coding& coding(PyObject* value) {
   return coding_of(string(value, "codec", "a specification such as 'int8:block=64'"));
 }
 
-Candidate* candidate_of(Group& group, PyObject* value) {
+Candidate* candidate_argument(Group& group, PyObject* value) {
   const Coding* coding = nullptr;
-  auto* candidate = candidate_of(group, value, coding);
+  auto* candidate = candidate_argument(group, value, coding);
   if (coding == nullptr) return candidate;
   wrong(ErrorCode::InvalidArgument, "backend", "a candidate without a codec", represented(value));
 }
 
-Candidate* candidate_of(Group& group, PyObject* value, const Coding*& coding) {
+Candidate* candidate_argument(Group& group, PyObject* value, const Coding*& coding) {
   const auto name = string(value, "backend", "the name of a backend");
   if (name == "auto") return nullptr;
   if (auto* candidate = group.find(name)) return candidate;
-  const auto candidate = candidate_of(name);
-  auto* candidate = named_candidate(group, candidate, value);
-  if (!candidate.codec.empty()) coding = &coding_of(candidate.codec);
+  const auto parsed = parse_candidate(name);
+  auto* candidate = find_candidate(group, parsed, value);
+  if (!parsed.codec.empty()) coding = &coding_of(parsed.codec);
   return candidate;
 }
 

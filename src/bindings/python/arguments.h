@@ -41,9 +41,9 @@ bool is_no_member(PyObject* value);
 /// The group rank of a root or peer that is given as a global rank or as a group rank.
 int root_rank(const Group& group, Op op, Named global, Named local);
 /// The group's candidate without a codec that an argument names; null for "auto".
-Candidate* candidate_of(Group& group, PyObject* value);
+Candidate* candidate_argument(Group& group, PyObject* value);
 /// Also one with a codec ("mpi|bf16"), which is stored in `coding`.
-Candidate* candidate_of(Group& group, PyObject* value, const Coding*& coding);
+Candidate* candidate_argument(Group& group, PyObject* value, const Coding*& coding);
 /// The Coding of a codec's specification.
 const Coding& coding(PyObject* value);
 /// Elements per rank from rows per rank (null: equal parts) of a tensor.

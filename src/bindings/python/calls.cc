@@ -138,7 +138,7 @@ class Binder {
   void find_backend() {
     PyObject* object = slot(signature_.backend);
     if (object != nullptr && object != Py_None) {
-      chosen_ = candidate_of(*group_, object, call_.coding);
+      chosen_ = candidate_argument(*group_, object, call_.coding);
     } else if (NamedBackend::any()) [[unlikely]] {
       chosen_ = NamedBackend::candidate(*group_);
     }

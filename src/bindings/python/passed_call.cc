@@ -221,7 +221,7 @@ py::object PassedCall::proceed(const py::object& input, const py::object& output
   if (both && in.defined() != out.defined() && tensors.dtype() != call.dtype) {
     throw Error(ErrorCode::InvalidType, "pass '" + pass_ + "': input and output must have one dtype");
   }
-  auto* const candidate = backend.is_none() ? passage_->candidate : candidate_of(*group_, backend.ptr());
+  auto* const candidate = backend.is_none() ? passage_->candidate : candidate_argument(*group_, backend.ptr());
   if (out.defined()) expect_steps();
   decide(Fate::Proceeded);
   passage_->candidate = candidate;

@@ -38,7 +38,7 @@ NamedBackend::None::~None() {
 Candidate* NamedBackend::candidate(Group& group) {
   const Locked locked;
   const auto name = current();
-  return name.is_none() ? nullptr : candidate_of(group, name.ptr());
+  return name.is_none() ? nullptr : candidate_argument(group, name.ptr());
 }
 
 // Returns the previous name; None means no name.
