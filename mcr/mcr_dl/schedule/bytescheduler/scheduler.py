@@ -448,7 +448,7 @@ class ByteScheduler(nn.Module):
         fresh = {piece for piece in self._pieces if piece.open}
         for piece in fresh:
             piece.due = due
-        self._step_the_rest(due, fresh)
+        self._updates.step_others(due, fresh, lambda values: checks.reduced(self.module, values, self._piece_of))
         if self._reduces:
             self._count_step()
         self._updates.call_post_hooks(self._finish_all)
@@ -464,17 +464,6 @@ class ByteScheduler(nn.Module):
         elif self._choice.step_ended():
             self._finish_all()
             self._adopt(self._choice.next_plan())
-
-    def _step_the_rest(self, due: list[dict[str, Any]], fresh: set[Piece]) -> None:
-        """Update the parameters whose gradients are not being reduced, as the optimizer does."""
-        later = {each.value for piece in fresh for each in piece.parameters}
-        groups = []
-        for kept, group in zip(due, self._optimizer.param_groups, strict=True):
-            values = [value for value in group["params"] if value.grad is not None and value not in later]
-            checks.reduced(self.module, values, self._piece_of)
-            if values:
-                groups.append({**kept, "params": values})
-        self._updates.step(groups)
 
     # ---- the plan
 

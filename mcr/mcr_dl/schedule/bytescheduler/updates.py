@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -78,6 +78,22 @@ class Updates:
         self.step([{**due[index], "params": values} for index, values in members.items()])
         for value, gradient in replaced:  # by the program, as in zero_grad(), after the step and before this update
             value.grad = gradient
+
+    def step_others(
+        self,
+        due: list[Hyperparameters],
+        pieces: Collection[Piece],
+        check: Callable[[Collection[torch.nn.Parameter]], None],
+    ) -> None:
+        """Update the parameters with a gradient that are in none of the pieces; ``check`` gets those of each group."""
+        later = {each.value for piece in pieces for each in piece.parameters}
+        groups = []
+        for kept, group in zip(due, self._optimizer.param_groups, strict=True):
+            values = [value for value in group["params"] if value.grad is not None and value not in later]
+            check(values)
+            if values:
+                groups.append({**kept, "params": values})
+        self.step(groups)
 
     def step(self, groups: list[dict[str, Any]]) -> None:
         """One step of the optimizer's class on these groups.
