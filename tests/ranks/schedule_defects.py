@@ -334,6 +334,10 @@ def _misuse(model: nn.Module) -> None:
     model._compiled_call_impl = None
     scheduler.close()
     scheduler.close()
+    with pytest.raises(McrError, match=r"expected no training after close\(\)"):
+        scheduler(torch.ones(2, 4))
+    scheduler.eval()(torch.ones(2, 4))
+    scheduler.train().state_dict()
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()  # torch's own again
     optimizer.zero_grad()
@@ -473,6 +477,8 @@ def closed_after_a_failure() -> None:
             optimizer.step()
         model.close()
         model.close()
+        model.eval()(torch.ones(2, 8))
+        model.train()
         assert network.weight.grad is None
         optimizer.zero_grad()
         again = ByteScheduler(network, optimizer)

@@ -28,6 +28,10 @@ BROKEN_OFF = (
     "ByteScheduler: the last backward pass did not end, and the other ranks wait for its gradients: expected no "
     "exception in it; end the job, and continue from a checkpoint"
 )
+CLOSED = (
+    "ByteScheduler: expected no training after close(), as gradients would stay on their ranks: use the model itself "
+    "(its `module`), or make a new ByteScheduler"
+)
 USED_EARLY = (
     "ByteScheduler: {} was used before its update: expected a use in the forward pass of the module that has the "
     "parameter, as in the first step; use DDP, or call synchronize() after step()"

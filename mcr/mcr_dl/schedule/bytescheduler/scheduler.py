@@ -180,7 +180,7 @@ class ByteScheduler(nn.Module):
         """Finish all updates, and give the model and the optimizer back as they were: a collective over the group.
 
         After an operation has failed, as on a lost rank, or an exception in the backward pass, the updates that wait
-        for it are not made.
+        for it are not made. Training forward passes of this object raise McrError from then on.
         """
         broken_off = self._broken_off()
         try:
@@ -228,6 +228,8 @@ class ByteScheduler(nn.Module):
         """The model's forward pass."""
         if torch._C._dynamo.eval_frame.get_eval_frame_callback():
             raise UnsupportedError(checks.COMPILED.format("the model"))
+        if not self._hooks and torch.is_grad_enabled() and self.module.training:
+            raise McrError(checks.CLOSED)
         if torch.is_grad_enabled():  # also in evaluation
             self._armed = self._armed or self._synchronizes
         if self._steps == 0 and torch.is_grad_enabled():
@@ -247,7 +249,7 @@ class ByteScheduler(nn.Module):
 
     def train(self, mode: bool = True) -> ByteScheduler:
         """As in torch; before evaluation all updates are made."""
-        if not mode and hasattr(self, "_hooks"):
+        if not mode and getattr(self, "_hooks", None):
             self._drain("model.eval()")
         return super().train(mode)
 
