@@ -61,6 +61,11 @@ def test_buffers(pools: Pools, size: int) -> None:
     pools.get("processes", size).run(schedule.buffers_are_those_of_ddp, limit=120)
 
 
+def test_buffers_of_evaluation(pools: Pools) -> None:
+    """Outside training no forward pass sends them."""
+    pools.get("processes", 2).run(schedule.buffers_of_evaluation, limit=60)
+
+
 @pytest.mark.parametrize("backend", ["mpi", "gloo"])
 def test_buffers_and_a_rank_that_waits_for_updates(pools: Pools, backend: str) -> None:
     """The other ranks wait for that rank's buffers with partitions that are not issued yet."""

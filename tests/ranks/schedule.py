@@ -144,6 +144,23 @@ def buffers_are_those_of_ddp() -> None:
     assert own["wide"].abs().sum() == own["number"] == 0
 
 
+def buffers_of_evaluation() -> None:
+    """Are the rank's own, and all ranks' are the first one's after ``synchronize(broadcast_buffers=True)``."""
+    with life("mcr"):
+        model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2))
+        scheduler = ByteScheduler(model, OPTIMIZERS["sgd"](model))
+        scheduler(torch.full((4, 2), float(dist.get_rank()))).sum().backward()
+        scheduler.eval()
+        with torch.no_grad():
+            scheduler(torch.zeros(1, 2))
+            found: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(found, model[0].running_mean.tolist())
+            assert found[0] != found[1]
+            scheduler.synchronize(broadcast_buffers=True)
+        assert model[0].running_mean.tolist() == found[0]
+        scheduler.close()
+
+
 def settings_are_kept(file: str) -> None:
     """By rank 0, and the later training compares no plans. A search does not take what a shortlist found."""
     kept.path = lambda: Path(file)  # the tests' jobs have no tuning table, and so no settings

@@ -84,7 +84,8 @@ class ByteScheduler(nn.Module):
             group: the ranks; the default group's by default. The operations run on a group of their own.
             backend: a candidate for all operations, which do not follow ``use()``; by default the group's choice, and
                 for gradients the fastest one.
-            broadcast_buffers: whether each training forward pass begins with rank 0's buffers, as in DDP.
+            broadcast_buffers: whether each training forward pass outside ``no_sync()`` begins with the first rank's
+                buffers. Others use the rank's own: call ``synchronize(broadcast_buffers=True)`` before evaluation.
 
         Raises on all ranks InvalidArgumentError or InvalidTypeError if models or arguments are wrong or differ between
         the ranks; UnsupportedError for models on devices, compiled models, and optimizers that need all parameters.
@@ -266,7 +267,10 @@ class ByteScheduler(nn.Module):
         self._update(self._entry, others=True)
         self._update_complete()
         if self.broadcast_buffers and self._synchronizes:
-            buffers.broadcast(self.module.buffers(), self._outer, self._transfers.named)
+            self._broadcast_buffers()
+
+    def _broadcast_buffers(self) -> None:
+        buffers.broadcast(self.module.buffers(), self._outer, self._transfers.named)
 
     def _broken_off(self) -> bool:
         """Whether an exception in a backward pass has left gradients that this rank never gave to the others."""
@@ -401,9 +405,15 @@ class ByteScheduler(nn.Module):
     def _read(self) -> None:
         self._drain("a use of gradients before step()")
 
-    def synchronize(self) -> None:
-        """Wait for all gradients, and make the updates of the last step."""
+    def synchronize(self, *, broadcast_buffers: bool = False) -> None:
+        """Wait for all gradients, and make the updates of the last step.
+
+        ``broadcast_buffers``: also give all ranks the first rank's buffers, as the running statistics of BatchNorm
+        before an evaluation: a collective over the group then.
+        """
         self._finish_all()
+        if broadcast_buffers:
+            self._broadcast_buffers()
 
     def _drain(self, reason: str) -> None:
         """Wait for all gradients and updates; the first time that a reason makes this necessary, the log names it."""
