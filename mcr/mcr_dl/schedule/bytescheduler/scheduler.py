@@ -20,7 +20,7 @@ from mcr_dl.base.weak import weakly
 from mcr_dl.runtime import handles, state
 from mcr_dl.schedule.bytescheduler import buffers, checks, choosing, guard, hooks, own_groups, planning, timeline
 from mcr_dl.schedule.bytescheduler.gradients import Parameter, Piece, in_order, joined
-from mcr_dl.schedule.bytescheduler.issue import Issuer, Partition, Transfers
+from mcr_dl.schedule.bytescheduler.issue import Issuer, Transfers
 from mcr_dl.schedule.bytescheduler.leader import Leader
 from mcr_dl.schedule.bytescheduler.turns import Trial
 from mcr_dl.schedule.bytescheduler.updates import Updates, outside_inference
@@ -129,11 +129,7 @@ class ByteScheduler(nn.Module):
         self._drained: set[str] = set()  # what has waited for all gradients
         self._steps = 0  # that have reduced gradients
         self._reduces = False  # a backward pass since the last step has done so
-        self._issued: int | None = None
-        # Which parameters backward passes have used here, without a reduction, before this one.
-        self._earlier = bytearray(len(self._values))
-        self._flags = torch.zeros(len(self._values), dtype=torch.uint8, device="cpu")  # these and this one, on any rank
-        self._use = Partition("the use of parameters", len(self._values) + guard.NBYTES)
+        self._use = guard.Use(len(self._values))
         self._times = planning.Times()
         self._clock = 0
         self._current: list[int] = []
@@ -340,7 +336,7 @@ class ByteScheduler(nn.Module):
 
     def _gradient(self, each: Parameter) -> None:
         if not self._reducing:
-            self._earlier[each.index] = 1
+            self._use.add(each.index)
             return
         if not self._open:
             self._begin()
@@ -367,9 +363,7 @@ class ByteScheduler(nn.Module):
         self._finish_all()
         for piece in late:  # the forward pass has used it before its update
             piece.locked = True
-        if self._issued is not None:
-            guard.compare(self._flags[-guard.NBYTES :], self._issued)
-        self._issued = self._issuer.digest  # of all earlier passes, and so equal on all ranks
+        self._use.begin(self._issuer.digest)  # of all earlier passes, and so equal on all ranks
         self._open = self._reduces = True
         for piece in self._pieces:
             piece.begin()
@@ -391,10 +385,7 @@ class ByteScheduler(nn.Module):
                 if piece.missing:
                     piece.take_none(self._wait)
                     self._submit(piece)
-            used = [each.fresh or before for each, before in zip(self._values, self._earlier, strict=True)]
-            self._earlier = bytearray(len(self._values))
-            self._flags = torch.tensor([*used, *guard.sent(self._issued or 0)], dtype=torch.uint8, device="cpu")
-            self._issuer.ready(self._use, self._flags)
+            self._issuer.ready(self._use.partition, self._use.end(each.fresh for each in self._values))
             self._issuer.advance()
         self._open = False  # last: after an error above, the others lack gradients of this rank
         if 1 <= self._steps <= planning.RECORDED:
@@ -428,7 +419,7 @@ class ByteScheduler(nn.Module):
                 if piece.open or piece.due is not None:
                     self._finish(piece)
             if not self._issuer.idle:
-                self._issuer.wait(self._use)
+                self._issuer.wait(self._use.partition)
 
     def _finish(self, piece: Piece, meanwhile: Callable[[], bool] | None = None) -> None:
         """Wait for a piece's gradients, and update its parameters if their step was made."""
@@ -437,8 +428,8 @@ class ByteScheduler(nn.Module):
                 for partition in piece.partitions:
                     self._issuer.wait(partition.last, meanwhile)
                 if not all(each.fresh for each in piece.parameters):
-                    self._issuer.wait(self._use)
-                piece.take_results(lambda each: bool(self._flags[each.index]))
+                    self._issuer.wait(self._use.partition)
+                piece.take_results(lambda each: self._use.anywhere(each.index))
             piece.open = False
         piece.locked = False
         if piece.due is not None:
@@ -488,8 +479,8 @@ class ByteScheduler(nn.Module):
             piece.cut(plan.partition, self._transfers.multiple)
         parts = in_order(self._pieces, plan.order, live=self._issuer.leader is not None)
         gathers = self._transfers.halve(parts, [part for piece in self._pieces for part in piece.partitions])
-        self._order = [*parts, self._use, *gathers]
-        self._transfers.use = self._use
+        self._order = [*parts, self._use.partition, *gathers]
+        self._transfers.use = self._use.partition
         self.plan = plan
 
     def _make_plan(self) -> None:
