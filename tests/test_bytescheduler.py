@@ -12,7 +12,7 @@ import torch
 from harness import Pools
 from mcr_dl.groups import torch_groups
 from mcr_dl.schedule.bytescheduler import checks
-from ranks import schedule, schedule_defects, schedule_loops, schedule_programs
+from ranks import schedule, schedule_apart, schedule_defects, schedule_loops, schedule_programs
 
 # ---- training: the cases of a pool share two lives of the runtime, which take longer than the steps
 
@@ -164,6 +164,11 @@ def test_replaced_steps(pools: Pools) -> None:
 def test_sparse_gradients(pools: Pools) -> None:
     """Are refused when the first one comes."""
     pools.get("processes", 2).run(schedule_defects.sparse_gradients, limit=60)
+
+
+def test_scripted_functions(pools: Pools) -> None:
+    """What they change before its reduction is refused."""
+    pools.get("processes", 2).run(schedule_apart.scripted_functions, limit=60)
 
 
 def test_gradients_with_graphs(pools: Pools) -> None:

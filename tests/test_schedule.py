@@ -19,7 +19,7 @@ from torch import nn
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.schedule.bytescheduler import bayesian, checks, credit, kept, planning, turns
 from mcr_dl.schedule.bytescheduler.credit import Layer, Transfer, simulate
-from mcr_dl.schedule.bytescheduler.gradients import guarded, pieces_of
+from mcr_dl.schedule.bytescheduler.gradients import Parameter, guarded, pieces_of
 from mcr_dl.schedule.bytescheduler.planning import Settings
 from mcr_dl.testing.orders import best, best_of_whole, ready_times
 from ranks import schedule_loops
@@ -419,6 +419,20 @@ def test_pieces() -> None:
     assert sum(piece.nbytes for layer in layers for piece in layer) == 4 * sum(
         value.numel() for value in model.parameters()
     )
+
+
+def test_a_write_without_a_wait_is_noticed() -> None:
+    """A write into a gradient whose memory is part of one tensor with another's is not the other's."""
+    whole = torch.ones(6)
+    first, second = (Parameter(name, nn.Parameter(torch.zeros(3))) for name in ("first", "second"))
+    first.take(whole[:3], lambda: None)
+    second.take(whole[3:], lambda: None)
+    whole.mul_(2)
+    assert not first.changed
+    assert first.guard is not None
+    with torch._C.DisableTorchFunctionSubclass():  # as a TorchScript function
+        first.guard.clamp_(0, 1)
+    assert (first.changed, second.changed) == (True, False)
 
 
 def test_a_use_of_a_gradient_waits() -> None:

@@ -36,6 +36,10 @@ USED_EARLY = (
     "ByteScheduler: {} was used before its update: expected a use in the forward pass of the module that has the "
     "parameter, as in the first step; use DDP, or call synchronize() after step()"
 )
+CHANGED = (
+    "ByteScheduler: the gradient of {} was changed while it was being reduced: expected a function that waits for the "
+    "reduction, as all of torch do but those of TorchScript and C++ extensions; call synchronize() before it"
+)
 TWICE = "ByteScheduler: two gradients of {} in one backward pass; expected one (use_reentrant=False)"
 COMPILED = (
     "ByteScheduler: expected an eager model, but {} is compiled, and a compiled part cannot wait for its parameters; "

@@ -47,6 +47,12 @@ class Parameter:
         """Of the gradient."""
         return self.value.numel() * self.dtype.itemsize
 
+    @property
+    def changed(self) -> bool:
+        """Whether something has written into the guarded gradient without the guard's wait."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.guard is not None and not self.guard.is_inference() and self.guard._version > 0
+
     def take(self, gradient: torch.Tensor, wait: Callable[[], None]) -> None:
         """Guard the gradient until it is reduced."""
         if gradient.is_sparse:
@@ -113,9 +119,9 @@ class Piece:
             partition.last.complete for partition in self.partitions
         )
 
-    def replaced(self) -> bool:
-        """Whether the program has given a parameter another gradient, or none, since the backward pass."""
-        return self.open and any(each.value.grad is not each.guard for each in self.parameters)
+    def touched(self) -> bool:
+        """Whether the program has replaced, cleared or changed a gradient since the backward pass."""
+        return self.open and any(each.value.grad is not each.guard or each.changed for each in self.parameters)
 
     def begin(self) -> None:
         """The state before a backward pass."""
@@ -237,8 +243,11 @@ def _found(cls: type[ReadGradient], args: Any, kwargs: Any) -> list[ReadGradient
 
 
 def guarded(gradient: torch.Tensor, wait: Callable[[], None]) -> torch.Tensor:
-    """The gradient's memory as a tensor that waits before it is used."""
-    result = gradient.as_subclass(ReadGradient)
+    """The gradient's memory as a tensor that waits before it is used.
+
+    Its version, which each write increases, is 0, and that of no other tensor: gradients may be parts of one tensor.
+    """
+    result = gradient.data.as_subclass(ReadGradient)
     result.__dict__["wait"] = wait
     return result
 

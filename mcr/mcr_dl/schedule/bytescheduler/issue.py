@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NoReturn
 
 import torch
 
@@ -280,6 +281,13 @@ class Issuer:
             self._undecided -= len(indices)
         with suppress(Exception):  # which the next wait raises
             self.advance()
+
+    def break_off(self, order: Sequence[Partition], error: McrError) -> NoReturn:
+        """Raise the error, as all later calls do; before that, end the pass's operations, for the other ranks."""
+        for partition in order:
+            self.wait(partition)
+        self._fail(error)
+        raise error
 
     def _fail(self, error: BaseException) -> None:
         self._failure = self._failure or error

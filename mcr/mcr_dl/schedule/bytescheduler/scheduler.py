@@ -310,7 +310,7 @@ class ByteScheduler(nn.Module):
             due = pieces[0].due  # equal for all: the updates of earlier steps are made before a step
             assert due is not None
             for piece in pieces:
-                piece.take_results(lambda _: True)  # each has a gradient here
+                self._take_results(piece, lambda _: True)  # each has a gradient here
                 piece.open, piece.due, piece.locked = False, None, False
             self._updates.apply(pieces, due)
         return True
@@ -429,12 +429,18 @@ class ByteScheduler(nn.Module):
                     self._issuer.wait(partition.last, meanwhile)
                 if not all(each.fresh for each in piece.parameters):
                     self._issuer.wait(self._use.partition)
-                piece.take_results(lambda each: self._use.anywhere(each.index))
+                self._take_results(piece, lambda each: self._use.anywhere(each.index))
             piece.open = False
         piece.locked = False
         if piece.due is not None:
             due, piece.due = piece.due, None
             self._updates.apply([piece], due)
+
+    def _take_results(self, piece: Piece, used: Callable[[Parameter], bool]) -> None:
+        changed = next((each.name for each in piece.parameters if each.changed), None)
+        if changed is not None:
+            self._issuer.break_off(self._order, McrError(checks.CHANGED.format(changed)))
+        piece.take_results(used)
 
     def _step(self, closure: Callable[[], Any] | None) -> None:
         if closure is not None:
@@ -445,7 +451,7 @@ class ByteScheduler(nn.Module):
         self._issuer.check()
         self._optimizer.__dict__["_opt_called"] = True  # what a learning-rate scheduler looks for
         self._updates.call_pre_hooks()
-        if any(piece.due is not None or piece.replaced() for piece in self._pieces):
+        if any(piece.due is not None or piece.touched() for piece in self._pieces):
             self._finish_all()
         due = self._updates.hyperparameters()
         fresh = {piece for piece in self._pieces if piece.open}
