@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import mcr_dl
 from mcr_dl.base import launcher
-from mcr_dl.base.errors import McrError
+from mcr_dl.base.errors import InvalidArgumentError, McrError
 from mcr_dl.schedule import ByteScheduler
 from mcr_dl.schedule.bytescheduler import kept
 from ranks.schedule_loops import ALL, FEWER, LONG, OPTIMIZERS, PREPARED, Model, Network, loss_of, network
@@ -205,6 +205,9 @@ def steps_are_traced(folder: str) -> None:
             pass
         train(LONG // 3)
         assert not scheduler.comparing
+        text = r"ByteScheduler: traced\(\): expected a file that can be written, got .*no folder"
+        with pytest.raises(InvalidArgumentError, match=text), scheduler.traced(Path(folder) / "no folder" / path.name):
+            pytest.fail("the block has run")
         with scheduler.traced(path) as found:
             pass
         assert (found.exposed_ms, found.median_ms) == ([], 0)

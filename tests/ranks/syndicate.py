@@ -182,6 +182,8 @@ def traced(folder: str) -> list[dict[str, Any]]:
             program.iterate()
         assert planned.plan is not None
         motifs = sum(len(row[1]) for row in planned.plan["calls"] if row)
+        with pytest.raises(InvalidArgumentError, match="expected a file"), planned.traced(path.parent):
+            pytest.fail("the block has run")
         before = _C.log_made()
         with planned.traced(path) as found:
             for _ in range(5):

@@ -150,6 +150,25 @@ def write_rows(path: str | os.PathLike[str], value: Any) -> None:
         Path(path).write_text(text, encoding="utf-8", errors="replace")
 
 
+def require_writable(path: str | os.PathLike[str], what: str = "", *, kind: str = "file", makes: bool = False) -> None:
+    """Raise InvalidArgumentError, in one line that begins with ``what``, if a file (or a "folder") cannot be written.
+
+    ``makes``: missing folders are made when it is written.
+    """
+    given = Path(path)
+    try:
+        if given.exists():
+            usable = given.is_dir() == (kind == "folder") and os.access(given, os.W_OK)
+        else:
+            near = next(each for each in given.parents if each.exists() or not makes)
+            usable = near.is_dir() and os.access(near, os.W_OK)
+    except (OSError, ValueError):  # a name that is too long, or with a null byte
+        usable = False
+    if not usable:
+        head = f"{what}: " if what else ""
+        raise InvalidArgumentError(f"{head}expected a {kind} that can be written, got {os.fspath(path)!r}")
+
+
 def replace_file(path: Path, text: str) -> None:
     """Write the file, or the one that a link names, atomically: a concurrent reader gets the old or the new content.
 

@@ -349,18 +349,7 @@ def folder(text: str) -> str:
 
 
 def _writable(text: str, kind: str, *, makes: bool) -> str:
-    path = Path(text)
-    try:
-        if path.exists():
-            usable = path.is_dir() == (kind == "folder") and os.access(path, os.W_OK)
-        else:
-            near = next(each for each in path.parents if each.exists() or not makes)
-            usable = near.is_dir() and os.access(near, os.W_OK)
-    except OSError:  # a name that is too long
-        usable = False
-    if not usable:
-        message = f"expected a {kind} that can be written, got {text!r}"
-        raise InvalidArgumentError(message)
+    documents.require_writable(text, kind=kind, makes=makes)
     return text
 
 

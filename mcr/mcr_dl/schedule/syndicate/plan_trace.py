@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from mcr_dl import _C
+from mcr_dl.base.documents import require_writable
 from mcr_dl.base.errors import McrError
 from mcr_dl.commands.sizes import short_size_text
 from mcr_dl.groups import default_group
@@ -49,6 +50,7 @@ def traced(replanner: Replanner, rank: int, path: str | os.PathLike[str]) -> Ite
     if replanner.phase is not Phase.STEADY:
         message = "Syndicate: traced(): expected a plan that stays, or that none is better"
         raise McrError(f"{message}, got {replanner.phase.value!r}")
+    require_writable(path, "Syndicate: traced()")
     result, first = Traced(), _C.log_made() + 1  # records have numbers from 1
     replanner.control.trace()
     replanner.begins = []
