@@ -151,6 +151,11 @@ def test_counting_optimizers(pools: Pools) -> None:
     pools.get("processes", 2).run(schedule_programs.counting_optimizers, limit=60)
 
 
+def test_combining_optimizers(pools: Pools) -> None:
+    """Are refused when ByteScheduler is made."""
+    pools.get("processes", 2).run(schedule_apart.combining_optimizers, limit=60)
+
+
 def test_not_made(pools: Pools) -> None:
     """The constructor fails."""
     pools.get("processes", 2).run(schedule_programs.not_made, limit=60)

@@ -3,14 +3,74 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from mcr_dl.base.errors import McrError
+from mcr_dl.base.errors import McrError, UnsupportedError
 from mcr_dl.schedule import ByteScheduler
 from ranks.torch_training import life
+
+
+class _Changing(torch.optim.SGD):
+    """SGD that changes gradients before its updates."""
+
+    def __init__(self, model: nn.Module, change: Callable[[list[nn.Parameter]], None], lr: float) -> None:
+        super().__init__(model.parameters(), lr=lr)
+        self.change = change
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """One step."""
+        self.change([value for group in self.param_groups for value in group["params"]])
+        return super().step(closure)
+
+
+def _limit(values: list[nn.Parameter]) -> None:
+    total = torch.stack([value.grad.norm() for value in values if value.grad is not None]).norm()
+    for value in values:
+        assert value.grad is not None
+        value.grad = value.grad / total.clamp(min=1.0)
+
+
+def _limit_each(values: list[nn.Parameter]) -> None:
+    for value in values:
+        _limit([value])
+
+
+def _add_noise(values: list[nn.Parameter]) -> None:
+    for value in values:
+        assert value.grad is not None
+        value.grad += torch.randn(value.shape)
+
+
+def _fail(_: list[nn.Parameter]) -> None:
+    raise ValueError("of the program")
+
+
+def combining_optimizers() -> None:
+    """They are refused, also if their first updates change nothing; the model and random numbers stay as they are."""
+    with life("mcr"):
+        for change, refused in ((_limit, True), (_add_noise, True), (_limit_each, False), (_fail, False)):
+            for rate in (0.1, 0.0):
+                model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+                weights = [value.tolist() for value in model.parameters()]
+                optimizer, numbers = _Changing(model, change, rate), torch.get_rng_state()
+                if refused:
+                    with pytest.raises(
+                        UnsupportedError, match=r"got _Changing, whose .* another value alone than with"
+                    ):
+                        ByteScheduler(model, optimizer)
+                else:
+                    ByteScheduler(model, optimizer).close()
+                assert [value.tolist() for value in model.parameters()] == weights or dist.get_rank() > 0
+                assert torch.equal(torch.get_rng_state(), numbers)
+                assert not optimizer.state
+        dist.barrier()
 
 
 class _Joined(nn.Module):

@@ -19,7 +19,7 @@ from mcr_dl.base import agreement
 from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError, McrError, UnsupportedError
 from mcr_dl.passes import chain
 from mcr_dl.runtime import changes, state
-from mcr_dl.schedule.bytescheduler import bayesian, hooks
+from mcr_dl.schedule.bytescheduler import bayesian, hooks, separate
 from mcr_dl.schedule.bytescheduler.gradients import Piece, pieces_of
 
 Limit = int | str | None
@@ -228,6 +228,7 @@ def agreed(
                 raise InvalidArgumentError(text)
         found = pieces_of(module)
         tensors, updates = _tensors(module), _updates(module, optimizer)
+        separate.require_separate(optimizer)
     except Exception as error:  # any, such as one of a module of the program: the other ranks wait
         problem = error
     written = {name: repr(value) for name, value in given.items()}

@@ -68,9 +68,10 @@ class ByteScheduler(nn.Module):
         Args:
             module: an eager model on the CPU, with equal names, shapes and types of parameters and buffers on all
                 ranks, of which the same parameters are frozen.
-            optimizer: any of torch.optim that updates each parameter by itself; LBFGS and closures are refused. All
-                ranks have equal classes, parameter groups and numbers in these, such as learning rates. Its ``step``
-                belongs to this object until ``close()``.
+            optimizer: any that updates each parameter by itself; LBFGS and closures are refused, and of other classes
+                than torch.optim's, those with which a step of copies for all parameters has other results than one for
+                each. All ranks have equal classes, parameter groups and numbers in these, such as learning rates. Its
+                ``step`` belongs to this object until ``close()``.
             partition: bytes per operation at most (from 1024), None for whole gradients, or "auto".
             credit: bytes in flight at most, except for one larger partition alone; None for no limit, or "auto".
             form: "all_reduce", or "reduce_scatter": reduce_scatter in the backward pass, and then all_gather in the

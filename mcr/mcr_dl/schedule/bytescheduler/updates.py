@@ -15,7 +15,7 @@ from mcr_dl.base.errors import UnsupportedError
 from mcr_dl.schedule.bytescheduler.gradients import Hyperparameters, Piece
 
 # Attributes of the original that its copy must not have: wrappers around its step, and functions around each step.
-_OWN = ("step", "zero_grad", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+OWN = ("step", "zero_grad", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 # Attributes that torch's optimizers write to check or to warn once.
 _NOTES = ("_need_device_dtype_check_for_fused", "_warned_capturable_if_run_uncaptured")
 _LOOKED_INTO = 4  # steps: looking into all values takes long
@@ -102,7 +102,7 @@ class Updates:
         """
         if not groups:
             return
-        attributes = {name: value for name, value in self._optimizer.__dict__.items() if name not in _OWN}
+        attributes = {name: value for name, value in self._optimizer.__dict__.items() if name not in OWN}
         self._copy.__dict__.clear()
         self._copy.__dict__.update(attributes, _optimizer_step_pre_hooks={}, _optimizer_step_post_hooks={})
         self._copy.param_groups = groups
