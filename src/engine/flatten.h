@@ -14,8 +14,8 @@ namespace mcr {
 /// vectored form of `op`, if one is given.
 void require_even(const std::vector<Block>& blocks, const char* name, std::string_view op = {});
 
-/// Turns the lists of the extras into the call's buffers: the memory itself if the tensors are contiguous, otherwise a copy.
-/// Uneven lists, and every list of an all_to_all, become a vectored call. Results received into a copy reach the
+/// Turns the lists of the extras into the call's buffers: the memory itself if the tensors are contiguous, otherwise a
+/// copy. Uneven lists, and every list of an all_to_all, become a vectored call. Results received into a copy reach the
 /// tensors through unflatten().
 void flatten(Call& call, Extras& extras);
 
