@@ -172,7 +172,7 @@ def test_sparse_gradients(pools: Pools) -> None:
 
 
 def test_scripted_functions(pools: Pools) -> None:
-    """What they change before its reduction is refused."""
+    """A gradient that one has changed before its reduction is refused."""
     pools.get("processes", 2).run(schedule_apart.scripted_functions, limit=60)
 
 
