@@ -34,7 +34,7 @@ class Whole:
 def whole(kind: str, name: str, nbytes: int, ranks: int) -> Whole:
     """An all_reduce ("stripe(gloo,mpi,67)", "mpi|bf16") or an emulated operation ("all_gather on gloo")."""
     if kind == "striped":
-        candidate = _C.Candidate(name)
+        candidate = _C.CandidateName(name)
         first, second = candidate.parts
         share = int(candidate.variant or 50) * 10
         schedules = [_C.Schedule.striped("all_reduce", nbytes // FLOAT, "float32", share, ranks) for _ in range(ranks)]

@@ -39,7 +39,7 @@ SPELLINGS = [
 @pytest.mark.parametrize(("name", "spelling", "backend", "variant", "codec"), SPELLINGS)
 def test_spellings(name: str, spelling: str, backend: str, variant: str, codec: str) -> None:
     """The parts of a name."""
-    found = _C.Candidate(name)
+    found = _C.CandidateName(name)
     assert (str(found), found.backend, found.variant, found.codec) == (spelling, backend, variant, codec)
     assert found.name == spelling.partition("|")[0]
     assert found.parts == (["gloo", "mpi"] if "stripe" in backend else [])
@@ -62,7 +62,7 @@ def test_spellings(name: str, spelling: str, backend: str, variant: str, codec: 
 def test_wrong_spellings(name: str) -> None:
     """They are an error, and not a backend's name."""
     with pytest.raises(InvalidArgumentError, match=r"expected .*, got"):
-        _C.Candidate(name)
+        _C.CandidateName(name)
     assert not registry.is_known(name)
     if name.isascii():
         assert _C.canonical(name) == name

@@ -92,7 +92,7 @@ def test_rules(text: str) -> None:
     found = refused(rules.parse, text, ["mpi", "gloo", "stripe(gloo,mpi)"])
     for rule in found or []:
         assert rule.operation in _C.operations()
-        assert _C.Candidate(rule.candidate).backend in ("mpi", "gloo", "stripe(gloo,mpi)")
+        assert _C.CandidateName(rule.candidate).backend in ("mpi", "gloo", "stripe(gloo,mpi)")
         assert 0 <= rule.start <= LARGEST
         assert rule.end == rules.NO_END or rule.start < rule.end <= LARGEST
         assert _C.canonical(text[rule.place :].partition("#")[0].strip()) == rule.candidate

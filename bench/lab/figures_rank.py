@@ -86,7 +86,7 @@ def carried() -> dict[str, dict[str, int]]:
         kept = found.setdefault(region.name, {})
         for record in records:
             if region.begin <= record.issue < region.end and record.backend is not None:
-                name = _C.Candidate(record.backend).backend
+                name = _C.CandidateName(record.backend).backend
                 kept[name] = kept.get(name, 0) + record.nbytes
     return found
 

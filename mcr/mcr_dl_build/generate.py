@@ -282,7 +282,7 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "def _standing(self, op: str, dtype: str, candidate: str, nbytes: int) -> str:",
         "def _reset_feedback(self) -> None:",
     ),
-    "Candidate": (
+    "CandidateName": (
         "def __init__(self, text: str) -> None:",
         "@property def name(self) -> str:",
         "@property def backend(self) -> str:",

@@ -42,9 +42,9 @@ ChunkOrders in_turn(Op op, std::vector<Order> orders) {
   return made;
 }
 
-ChunkOrders of_plan(const themis::Extras& extras) {
-  ChunkOrders made{extras.orders, {}};
-  for (const auto& step : extras.steps) made.issues.emplace_back(step.chunk, step.index);
+ChunkOrders of_plan(const themis::Plan& plan) {
+  ChunkOrders made{plan.orders, {}};
+  for (const auto& step : plan.steps) made.issues.emplace_back(step.chunk, step.index);
   return made;
 }
 
@@ -165,9 +165,9 @@ TEST(plans_of_themis) {
       for (const int chunks : {1, 4, 9}) {
         const std::vector<Dimension> network = {{Dimension::Kind::Switch, 4, 400, 0},
                                                 {Dimension::Kind::Ring, 3, 200, 0}};
-        const auto found = extras(network, {op, 1'000'000, 2}, policy, chunks);
+        const auto found = plan(network, {op, 1'000'000, 2}, policy, chunks);
         const Setting setting{op, DType::Long, RedOp::SUM, 12, 100, 0, false};
-        if (!agree(setting, {4, 3}, of_plan(found), seed += 2)) check::failed("extras", 0, setting.text());
+        if (!agree(setting, {4, 3}, of_plan(found), seed += 2)) check::failed("plan", 0, setting.text());
       }
     }
   }

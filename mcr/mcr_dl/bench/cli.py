@@ -163,7 +163,7 @@ def _start(settings: Settings) -> tuple[_C.Group, list[str]]:
     named = registry.with_needed(name for name in (*wanted, *ruled) if name not in ("all", "auto"))
     devices.take(settings.device)
     # Only "auto" and computed shares need measurements, which a start without any would make first.
-    needed = "auto" in wanted or any(_C.Candidate(name).parts for name in wanted)
+    needed = "auto" in wanted or any(_C.CandidateName(name).parts for name in wanted)
     automatic = not {"all", "auto"}.isdisjoint(wanted)
     starting.start(named, settings.device, automatic=automatic, tuning_table=None if needed else "none")
     group = _C.world()

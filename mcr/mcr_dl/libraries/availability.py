@@ -30,7 +30,7 @@ def is_backend_available(backend: str) -> bool:
     if name in ("mcr", "auto"):
         return True
     with contextlib.suppress(InvalidArgumentError):
-        if parts := _C.Candidate(name).parts:  # as of "stripe(gloo,mpi)"
+        if parts := _C.CandidateName(name).parts:  # as of "stripe(gloo,mpi)"
             return all(map(is_backend_available, parts))
     if name not in registry.known_names():
         return torch_dist.is_backend_available(name)

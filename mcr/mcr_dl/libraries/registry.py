@@ -83,7 +83,7 @@ def known_names() -> list[str]:
 def is_known(name: str) -> bool:
     """Whether a backend has this name, in any spelling. Names of candidates with variants or codecs do not count."""
     try:
-        candidate = _C.Candidate(name)
+        candidate = _C.CandidateName(name)
     except InvalidArgumentError:
         return False
     return not candidate.variant and not candidate.codec and not unknown_in(name)
@@ -94,7 +94,7 @@ def unknown_in(name: str) -> str:
 
     Also called by the C++ core, to tell a typo from a forgotten ``init``.
     """
-    candidate, known = _C.Candidate(name), known_names()
+    candidate, known = _C.CandidateName(name), known_names()
     if not candidate.parts:
         return "" if candidate.backend in known else candidate.backend
     return next(filter(None, map(unknown_in, candidate.parts)), "")
@@ -102,7 +102,7 @@ def unknown_in(name: str) -> str:
 
 def require_candidate(
     text: str, source: str = "", *, also: Iterable[str] = ("auto",), advice: str = "", codec: bool = True
-) -> _C.Candidate:
+) -> _C.CandidateName:
     """Parse a candidate's name.
 
     Raises InvalidArgumentError, which names the source, if there is one: for an unknown backend, whose text has the
@@ -112,7 +112,7 @@ def require_candidate(
     """
     where = f"{source}: " if source else ""
     try:
-        candidate = _C.Candidate(text)
+        candidate = _C.CandidateName(text)
         unknown = unknown_in(text)
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"{where}{error}") from None
@@ -143,7 +143,7 @@ def parts_of(name: str) -> tuple[str, ...]:
 
     ``("gloo", "mpi")`` for "stripe(gloo,mpi)", which cuts messages over the two.
     """
-    return tuple(dict.fromkeys(each for part in _C.Candidate(name).parts for each in (*parts_of(part), part)))
+    return tuple(dict.fromkeys(each for part in _C.CandidateName(name).parts for each in (*parts_of(part), part)))
 
 
 def collective_starters(name: str) -> list[str]:
@@ -158,12 +158,12 @@ def is_of_one_host(name: str) -> bool:
 
 def is_hierarchical(name: str) -> bool:
     """Whether the backend has a part for each dimension of a topology, as "hier(shm,mpi)"."""
-    return _C.Candidate(name).hierarchical
+    return _C.CandidateName(name).hierarchical
 
 
 def _needed(name: str) -> tuple[str, ...]:
     """The parts whose communicators of the whole group the backend uses: of a hierarchy only the outermost."""
-    return tuple(_C.Candidate(name).parts[-1:]) if is_hierarchical(name) else parts_of(name)
+    return tuple(_C.CandidateName(name).parts[-1:]) if is_hierarchical(name) else parts_of(name)
 
 
 def with_needed(names: Iterable[str]) -> list[str]:
@@ -175,13 +175,13 @@ def with_needed(names: Iterable[str]) -> list[str]:
         parts = (*_needed(name), *(collective_starters(name) if is_hierarchical(name) else ()))
         return [each for part in parts for each in (*needed(part), part)]
 
-    backends = [_C.Candidate(name).backend for name in names]
+    backends = [_C.CandidateName(name).backend for name in names]
     return list(dict.fromkeys(each for name in backends for each in (*needed(name), name)))
 
 
 def with_parts(names: Iterable[str]) -> list[str]:
     """Add the backends that these are made of, before them."""
-    backends = [_C.Candidate(name).backend for name in names]
+    backends = [_C.CandidateName(name).backend for name in names]
     return list(dict.fromkeys(each for name in backends for each in (*parts_of(name), name)))
 
 
@@ -201,14 +201,14 @@ def load(name: str) -> str:
     BackendUnavailableError, with the reason, if it cannot be used.
     """
     name = require_backend(name, "backend")
-    if parts := _C.Candidate(name).parts:
+    if parts := _C.CandidateName(name).parts:
         if is_hierarchical(name):
             _require_host(name)
         for part in parts:
             load(part)
         if is_hierarchical(name):
             moves_data = all(describe(each).moves_data for each in parts_of(name))
-            _C.add_over_dimensions(_C.Candidate(name).algorithm, parts, moves_data)
+            _C.add_over_dimensions(_C.CandidateName(name).algorithm, parts, moves_data)
         else:
             _C.add_striped(*parts)
         return ""
@@ -331,7 +331,7 @@ def combined(backends: Iterable[str], local: Iterable[str], *, several_networks:
     pairs = combinations(sorted(across), 2) if several_networks else ()
     stripes = [f"stripe({one},{two})" for one, two in pairs]
     hierarchies = [[f"hier({inner},{outer})" for inner in local for outer in each] for each in (across, stripes)]
-    return [_C.Candidate(name).backend for name in (*hierarchies[0], *stripes, *hierarchies[1])]
+    return [_C.CandidateName(name).backend for name in (*hierarchies[0], *stripes, *hierarchies[1])]
 
 
 def condition(name: str, size: int, *, named: bool) -> Condition:

@@ -80,12 +80,12 @@ def tensor_bytes(operation: str, nbytes: int, dtype: str, rank: int, ranks: int,
 
 def candidates(group: _C.Group) -> list[str]:
     """The candidates for a call on this group: its backends and their variants, without variants that do nothing."""
-    return [name for name in group.candidates if registry.describe(_C.Candidate(name).backend).measured]
+    return [name for name in group.candidates if registry.describe(_C.CandidateName(name).backend).measured]
 
 
 def differs(group: _C.Group, candidate: str, operation: str, dtype: str, device: str = "cpu") -> bool:
     """Whether the candidate has its own way to do this: a backend has, a variant may do the same as its backend."""
-    if not _C.Candidate(candidate).variant or candidate not in group.candidates:
+    if not _C.CandidateName(candidate).variant or candidate not in group.candidates:
         return True
     found = group._explain(operation, 0, dtype, "SUM", device)
     return candidate in found["candidates"] or candidate in found["excluded"]

@@ -24,18 +24,18 @@ class Kind(NamedTuple):
 
 def is_striped(name: str) -> bool:
     """Whether a candidate cuts calls over two backends."""
-    candidate = _C.Candidate(name)
+    candidate = _C.CandidateName(name)
     return bool(candidate.parts) and not candidate.hierarchical
 
 
 def computes(name: str) -> bool:
     """Whether such a candidate computes the backends' shares."""
-    return is_striped(name) and not _C.Candidate(name).variant
+    return is_striped(name) and not _C.CandidateName(name).variant
 
 
 def parts_of(names: Iterable[str]) -> list[str]:
     """The parts of those among the candidates that compute shares, in one order on all ranks."""
-    return sorted({part for name in names if computes(name) for part in _C.Candidate(name).parts})
+    return sorted({part for name in names if computes(name) for part in _C.CandidateName(name).parts})
 
 
 class Shares:

@@ -76,7 +76,7 @@ def candidates(group: _C.Group, operation: str) -> list[str]:
 
 def _uses(candidate: str, others: set[str]) -> bool:
     """Whether a candidate is made of one of these: what hangs or crashes alone does so as a part."""
-    return any(part in others or _uses(part, others) for part in _C.Candidate(candidate).parts)
+    return any(part in others or _uses(part, others) for part in _C.CandidateName(candidate).parts)
 
 
 def all_candidates(group: _C.Group) -> set[str]:

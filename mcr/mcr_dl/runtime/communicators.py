@@ -152,7 +152,7 @@ def connect(
     attempt = attempt or Attempt(group)
     with undone(group.name()), attempt.told():
         for name in names:
-            candidate = _C.Candidate(name)
+            candidate = _C.CandidateName(name)
             if not candidate.algorithm:
                 _connect_library(attempt, name, mpi_comm, patience)
             elif candidate.algorithm == "stripe":
@@ -276,7 +276,7 @@ def _connect_hierarchy(attempt: Attempt, name: str, patience: float | None, leve
     """
     registry.load(name)
     group = attempt.group
-    inner, *outer = _C.Candidate(name).parts
+    inner, *outer = _C.CandidateName(name).parts
     rows = lines.require(group.ranks, 1 + len(outer), f"backend: {name!r}", level)
     across = outer[0] if len(outer) == 1 else f"hier({','.join(outer)})"
     parts: list[tuple[_C.Group | None, str]] = []
@@ -296,7 +296,7 @@ def _connect_themis(attempt: Attempt, name: str, patience: float | None) -> None
     """
     registry.load(name)
     current, group = state.current(), attempt.group
-    backends = _C.Candidate(name).parts
+    backends = _C.CandidateName(name).parts
     grid, inner_first = lines.require_grid(group.ranks, len(backends), f"backend: {name!r}")
     nodes = [current.knowledge.nodes[rank] for rank in group.ranks]
     parts, times = [], []

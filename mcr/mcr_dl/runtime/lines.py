@@ -129,7 +129,7 @@ def _fitting(names: Iterable[str], ranks: Sequence[int]) -> list[str]:
 
 def _has_dimensions(name: str, ranks: Sequence[int]) -> bool:
     """Whether the ranks have a dimension for each part of the backend, if it needs them."""
-    candidate = _C.Candidate(name)
+    candidate = _C.CandidateName(name)
     if candidate.algorithm == "themis":
         return _grid_with(ranks, len(candidate.parts)) is not None
     return not candidate.hierarchical or not any(map(_flat, _steps(ranks, len(candidate.parts))))
@@ -141,7 +141,7 @@ def _is_within_hosts(name: str, ranks: Sequence[int]) -> bool:
     A process that has taken a lost rank's place may be on another host than the lost one was. For backends whose
     dimensions the ranks have. All ranks decide alike: by the job's topology and the nodes, on which they agree.
     """
-    candidate, nodes = _C.Candidate(name), state.current().knowledge.nodes
+    candidate, nodes = _C.CandidateName(name), state.current().knowledge.nodes
     whole = [[*range(len(ranks))]]
     if not candidate.hierarchical:
         connected = [(name, whole)]
@@ -165,7 +165,7 @@ def _inner(ranks: Sequence[int]) -> list[str]:
     """The inner backends of the hierarchies that ``auto`` has started, for several ranks in one of their lines: they
     have connected that line, so they can connect its parts."""
     current = state.current()
-    started = [_C.Candidate(name) for name in current.backends if name not in current.asked]
+    started = [_C.CandidateName(name) for name in current.backends if name not in current.asked]
     found = dict.fromkeys(each.parts[0] for each in started if each.algorithm == "hier")
     if not found or len(ranks) < 2:
         return []

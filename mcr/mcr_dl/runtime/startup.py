@@ -108,7 +108,7 @@ def _in_domains(rows: Iterable[Sequence[int]], domains: list[int]) -> bool:
 
 
 def _inner(name: str) -> str:
-    return _C.Candidate(name).parts[0]
+    return _C.CandidateName(name).parts[0]
 
 
 def serving(agreed: Agreed, grid: _C.Topology, index: int) -> list[str]:
@@ -134,7 +134,7 @@ def over_dimensions(grid: _C.Topology | None, agreed: Agreed) -> list[str]:
         return []
     if not all(_on_host(name) and name in serving(agreed, grid, index) for index, name in rows):
         return []
-    name = _C.Candidate(f"themis({','.join(parts)})").backend
+    name = _C.CandidateName(f"themis({','.join(parts)})").backend
     registry.load(name)
     return [name]
 

@@ -70,7 +70,7 @@ def _twice(rows: list[dict[str, Any]], keys: tuple[str, ...], where: str) -> str
 def _misspelt(rows: list[dict[str, Any]], where: str) -> str | None:
     for index, row in enumerate(rows):
         try:
-            _C.Candidate(row["candidate"])
+            _C.CandidateName(row["candidate"])
         except InvalidArgumentError as error:
             return f"{where}[{index}].candidate: {error}"
     return None

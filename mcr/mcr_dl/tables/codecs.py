@@ -59,7 +59,7 @@ def _coded(
     costs: dict[str, Any], operation: str, candidate: str, accepted: Sequence[str] | None
 ) -> list[tuple[str, Points]]:
     """Codecs with their curves, in the order of ``accepted``: the first of equally cheap ones is used."""
-    backend = _C.Candidate(candidate).backend
+    backend = _C.CandidateName(candidate).backend
     known = {
         codec: points
         for named, types, whose, codec, points in costs["codecs"]

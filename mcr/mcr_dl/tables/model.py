@@ -26,7 +26,7 @@ def label_of(candidate: str, codec: str) -> str:
 
 def parts_of(label: str) -> tuple[str, str]:
     """Candidate and codec of a label; the codec is empty if it has none."""
-    found = _C.Candidate(label)
+    found = _C.CandidateName(label)
     return found.name, found.codec
 
 

@@ -89,7 +89,7 @@ def _range(whole: str, place: int, word: str) -> tuple[int, int]:
 
 def _candidate(whole: str, place: int, word: str, backends: list[str] | None) -> str:
     try:
-        found = _C.Candidate(word)
+        found = _C.CandidateName(word)
     except InvalidArgumentError as error:
         raise _pointed(whole, place, str(error)) from None
     if backends is not None and found.backend not in backends:

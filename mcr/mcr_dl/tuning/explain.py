@@ -61,7 +61,7 @@ class Explanation:
             times = "" if self.codec_us is None else f", {self.codec_us[1]:.2f} us instead of {self.codec_us[0]:.2f} us"
             lines.append(f"  codec {self.codec}{times}")
         lines += [f"  {name}: {plan}" for name, plan in self.plans.items()]
-        lines += [f"  {name}: {share:.1%} on {_C.Candidate(name).parts[0]}" for name, share in self.shares.items()]
+        lines += [f"  {name}: {share:.1%} on {_C.CandidateName(name).parts[0]}" for name, share in self.shares.items()]
         if self.row:
             lines.append("  " + (f"table {self.table}, " if self.table else "") + self.row)
         return "\n".join(lines)
@@ -143,7 +143,7 @@ def _plans(operation: str, nbytes: int | None, group: _C.Group) -> dict[str, str
         return {}
     found = {}
     for name in group.candidates:
-        candidate = _C.Candidate(name)
+        candidate = _C.CandidateName(name)
         network = networks.get(candidate.backend)
         if network is None:
             continue

@@ -65,7 +65,7 @@ class Worker:
         """The candidates that `auto` would compare for this operation, and backends with codecs, unless excluded."""
         known = self._known(unit)
         codecs = self.plan.codecs_for(unit, nbytes)
-        coded = [label_of(name, codec) for codec in codecs for name in known if not _C.Candidate(name).variant]
+        coded = [label_of(name, codec) for codec in codecs for name in known if not _C.CandidateName(name).variant]
         gone = self.progress.out(unit)
         return [name for name in [*known, *coded] if name not in gone]
 

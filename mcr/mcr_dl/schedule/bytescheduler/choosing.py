@@ -48,7 +48,7 @@ class Choice:
         """
         self.finish()
         fastest = self.transfers.fastest
-        if fastest is not None and _C.Candidate(fastest).backend in names:
+        if fastest is not None and _C.CandidateName(fastest).backend in names:
             self.transfers.fastest = self._key = None
 
     @property

@@ -78,7 +78,7 @@ class Iteration:
     def measured(self, group: int) -> list[str]:
         """The host backends of a group that a plan may choose for its calls."""
         core = self.groups[group]
-        hosts = [name for name in core.backends if core._streams(name) is None and not _C.Candidate(name).parts]
+        hosts = [name for name in core.backends if core._streams(name) is None and not _C.CandidateName(name).parts]
         return [name for name in hosts if registry.describe(name).measured]
 
     def channels(self, group: int) -> list[str]:

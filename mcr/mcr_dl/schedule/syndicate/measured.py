@@ -225,7 +225,7 @@ def _name(iteration: Iteration, group: int, candidate: str) -> str:
 def _channels(iteration: Iteration, group: int, shared: Sequence[Sharing]) -> list[Channel]:
     found = []
     for candidate in iteration.channels(group):
-        resources = list(_C.Candidate(candidate).parts) or [_C.Candidate(candidate).backend]
+        resources = list(_C.CandidateName(candidate).parts) or [_C.CandidateName(candidate).backend]
         for one, other, percent in shared:
             if candidate in (one, other) and percent > 100 * _SERIAL:
                 resources.append(f"{one} and {other}")
