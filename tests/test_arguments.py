@@ -138,7 +138,6 @@ def test_numbers_of_numpy() -> None:
     assert mcr_dl.get_process_group_ranks(mcr_dl.new_subgroups(np.int64(1))[0]) == [0]
 
 
-@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("given", ["gloo,stripe(gloo,mpi)", ["gloo", "stripe(gloo,mpi)"], ("gloo", "stripe(gloo,mpi)")])
 def test_options_from_one_text(given: Any) -> None:
     """They take backends as other arguments do."""
@@ -146,6 +145,7 @@ def test_options_from_one_text(given: Any) -> None:
     assert mcr_dl.Options(backends="gloo").backends == ["gloo"]
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_tensor_without_memory() -> None:
     """As inside torch.func.functionalize, where a tensor's values are in another one."""
 
