@@ -38,7 +38,7 @@ bool written(const Call& call, std::size_t element) {
 int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
   Bytes bytes(data, size);
   Call call;
-  Plan plan;
+  Extras extras;
   call.op = static_cast<Op>(bytes.number(0, kOps.size() - 1));
   call.dtype = DType::Int;
   call.red = static_cast<RedOp>(bytes.number(0, kReductions.size() - 1));
@@ -51,7 +51,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
   call.in = in.buffer();
   call.out = out.buffer();
   const auto list = [&](int64_t usual) {
-    return plan.keep_counts(bytes.numbers(bytes.take<uint8_t>() < 240 ? usual : bytes.number(0, 5)));
+    return extras.keep_counts(bytes.numbers(bytes.take<uint8_t>() < 240 ? usual : bytes.number(0, 5)));
   };
   if (call.vectored) {
     call.in_counts = list(ranks);
@@ -60,14 +60,14 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
     if (bytes.number(0, 1) == 0) call.out_displs = list(ranks);
   }
   try {
-    validate(call, plan, rank, ranks);
+    validate(call, extras, rank, ranks);
   } catch (const Error& error) {
     PROMISE(error.code() == ErrorCode::InvalidArgument || error.code() == ErrorCode::InvalidType);
     return 0;
   }
   const Call accepted = call;
-  separate(call, plan);
-  pack(call, plan);
+  separate(call, extras);
+  pack(call, extras);
   // In the place of a backend: all of the output is written, all of the input is read.
   unsigned sum = 0;
   const auto* read = static_cast<const uint8_t*>(call.in.data);
@@ -76,8 +76,8 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
     if (call.out.count != 0)
       std::fill_n(static_cast<uint8_t*>(call.out.data), call.out.count * 4, static_cast<uint8_t>(sum));
   }
-  unflatten(call, plan);
-  plan.conclude();
+  unflatten(call, extras);
+  extras.conclude();
   if (!accepted.vectored || accepted.out_displs.empty() || call.out.data == out.bytes.data()) return 0;
   for (std::size_t i = 0; i < out.bytes.size(); ++i) {
     if (!written(accepted, i / 4)) PROMISE(out.bytes[i] == static_cast<uint8_t>(i));
