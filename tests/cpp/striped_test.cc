@@ -79,7 +79,10 @@ struct Two {
   // The progress thread of `stripe(left,right)`, which outlives this, must not look at the scripts any more.
   ~Two() {
     end();
-    CHECK(striped().progress.drain(std::chrono::seconds(60)));
+    auto& progress = striped().progress;
+    CHECK(progress.drain(std::chrono::seconds(60)));
+    const auto runs = [](const Work& work) { return !work.finished(); };  // also after an error, which ends a drain
+    while (!progress.watched(1, runs).empty()) std::this_thread::yield();
   }
   Two(const Two&) = delete;
   Two& operator=(const Two&) = delete;

@@ -103,8 +103,8 @@ class _Steps:
         ranks, words, places, invited = outcome
         each_word = [words[place] for place in blocks.unpack(places)]
         problems, wishes, functions, knowing = [list(column) for column in zip(*each_word, strict=True)]
-        applicants = [applicants.Applicant(*each) for each in invited]
-        return _Outcome(blocks.unpack(ranks), problems, wishes, functions, applicants, any(knowing))
+        newcomers = [applicants.Applicant(*each) for each in invited]
+        return _Outcome(blocks.unpack(ranks), problems, wishes, functions, newcomers, any(knowing))
 
     def _conclude(self, step: str, members: Sequence[int], look: _Look) -> None:
         """Set the outcome, if all members that are not lost have come; the first of them looks."""
