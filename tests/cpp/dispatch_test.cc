@@ -57,6 +57,17 @@ Call all_reduce(Floats& data, RedOp red = RedOp::SUM) {
   return call;
 }
 
+// The error of a call, blocking or started.
+ranks::Failure failure_of(Group& group, const Call& call, bool starts) {
+  return ranks::failure([&] {
+    if (starts) {
+      ranks::start(group, call);
+    } else {
+      ranks::run(group, call);
+    }
+  });
+}
+
 }  // namespace
 
 TEST(a_call_reaches_the_backend_with_the_groups_timeout) {
@@ -96,13 +107,7 @@ TEST(a_group_whose_backends_have_ended) {
   Floats some(2), none;
   for (auto* data : {&some, &none}) {
     for (const bool starts : {false, true}) {
-      const auto failed = ranks::failure([&] {
-        if (starts) {
-          ranks::start(group, all_reduce(*data));
-        } else {
-          ranks::run(group, all_reduce(*data));
-        }
-      });
+      const auto failed = failure_of(group, all_reduce(*data), starts);
       CHECK(failed.code == ErrorCode::Unavailable && check::has(failed.text, "the group has no backend"));
     }
   }
@@ -212,13 +217,7 @@ TEST(a_call_that_the_library_refuses_leaves_the_numbers) {
     for (const bool starts : {false, true}) {
       Floats data{2, -4, 0};
       const auto call = all_reduce(data, red);
-      const auto got = ranks::failure([&] {
-        if (starts) {
-          ranks::start(alone.group(), call);
-        } else {
-          ranks::run(alone.group(), call);
-        }
-      });
+      const auto got = failure_of(alone.group(), call, starts);
       CHECK(check::has(got.text, "refused") && data == Floats({2, -4, 0}));
     }
   }
@@ -238,13 +237,7 @@ TEST(an_exception_of_a_backend_is_an_error_of_the_call) {
     for (const auto& [red, text] :
          {std::pair(RedOp::MAX, ": no route"), std::pair(RedOp::MIN, ": an exception that")}) {
       const auto call = all_reduce(data, red);
-      const auto got = ranks::failure([&] {
-        if (starts) {
-          ranks::start(alone.group(), call);
-        } else {
-          ranks::run(alone.group(), call);
-        }
-      });
+      const auto got = failure_of(alone.group(), call, starts);
       CHECK(got.code == ErrorCode::Backend && check::has(got.text, "all_reduce (group ", text));
     }
   }
