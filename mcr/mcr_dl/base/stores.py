@@ -77,7 +77,7 @@ def value_of(store: torch_dist.Store, key: str, text: bytes, what: str) -> Any:
 
 
 def absent(store: torch_dist.Store, keys: Sequence[str], first: int = 0) -> Iterator[int]:
-    """The indices of the keys without a value, counted from ``first``; few requests, as most ranks usually have come."""
+    """Indices of the keys without a value, counted from ``first``; few requests, as most ranks have usually come."""
     if not keys or store.check(list(keys)):
         return
     if len(keys) == 1:
