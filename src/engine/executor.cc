@@ -247,10 +247,11 @@ void Run::stop(const Error& error) {
 bool Run::block(std::chrono::nanoseconds limit) {
   const auto of_another = [](const Task& task) { return task.part != 0; };
   if (late_ || !issued() || std::ranges::any_of(schedule_->tasks(), of_another)) return false;
-  for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) {
-    if (!step->requests.empty()) return step->requests.back()->block(limit);
+  const auto deadline = Clock::now() + limit;
+  for (const auto& step : steps_) {
+    if (!step.requests.empty() && !block_on(step.requests, deadline - Clock::now())) return false;
   }
-  return false;
+  return true;
 }
 
 // ---- all schedules

@@ -65,6 +65,10 @@ class BriefPolls {
 
 using Requests = std::vector<std::unique_ptr<Request>>;
 
+/// Sleeps until all may be complete or `limit` has passed, on one after the other: the end of the last is not the end
+/// of all. False: a library cannot sleep, or there are none.
+bool block_on(const Requests& requests, std::chrono::nanoseconds limit);
+
 /// The target of issue(). A blocking lane is the caller's own thread: the operation is complete when issue() returns,
 /// or the backend passes its Request to track() and the caller waits for it, so that it can be interrupted. On a stream
 /// lane the operation is enqueued on a device's stream, and the provider of the stream tracks its completion. On any

@@ -39,6 +39,16 @@ std::string describe(const std::string& backend, std::string_view function, cons
   return backend + "." + std::string(function) + " (" + group + ")";
 }
 
+bool block_on(const Requests& requests, std::chrono::nanoseconds limit) {
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  for (const auto& request : requests) {
+    const auto left = deadline - std::chrono::steady_clock::now();
+    if (left <= left.zero()) return true;
+    if (!request->block(left)) return false;
+  }
+  return !requests.empty();
+}
+
 Work::Callback Work::kNoMore{};
 
 Work::~Work() {
@@ -228,7 +238,7 @@ bool Work::wait_for(Nanoseconds limit, bool point_suffices) noexcept {
     const auto left = deadline - std::chrono::steady_clock::now();
     if (left <= Nanoseconds::zero()) return false;
     // Requests are destroyed only with the Work, so a thread may sleep on one while another thread polls.
-    if (!requests_.empty() && attempt([&] { return requests_.back()->block(left); })) continue;
+    attempt([&] { return block_on(requests_, left); });
     if (polls >= kPollsBeforeYield) std::this_thread::yield();
   }
   return true;
