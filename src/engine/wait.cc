@@ -140,8 +140,8 @@ void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt, Call
   }
   if (lock != nullptr) lock->release();
   if (work.join()) return;
-  if (polls_through(work)) return leave(work);
   const Waiting waiting(work.progress());
+  if (polls_through(work)) return leave(work);
   const auto& call = work.context();
   const Activity::Pause pause;  // of a blocking call that polls: its timeout and Ctrl-C end it here
   const Activity activity({.label = call.group,
