@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/scratch.h"
 
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -32,8 +33,10 @@ Pool& pool() {
 Scratch::Scratch(int64_t bytes) : bytes_(bytes) {
   if (bytes >= kLeast) {
     const std::lock_guard lock(pool().mutex);
-    const auto found = pool().pieces.lower_bound(bytes);
-    if (found != pool().pieces.end() && found->first <= bytes + bytes / kSlack) {
+    const auto least = pool().pieces.lower_bound(bytes);
+    if (least != pool().pieces.end() && least->first <= bytes + bytes / kSlack) {
+      // The latest of this size, which is the most likely to be in the core's caches.
+      const auto found = std::prev(pool().pieces.upper_bound(least->first));
       bytes_ = found->first;
       memory_ = std::move(found->second);
       pool().bytes -= bytes_;

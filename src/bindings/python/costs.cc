@@ -271,11 +271,13 @@ py::dict simulated(const CostModel& model, const std::vector<const Job*>& given,
   return result;
 }
 
-// The nanoseconds of each of `rounds` runs of a host task, after a first run that maps the memory.
+// The nanoseconds of each of `rounds` runs of a host task, after a first run that maps the memory. Before each run,
+// `between` bytes of other memory are written, as the other tasks of a call take the caches.
 std::vector<int64_t> time_task(const std::string& kind, int64_t count, const std::string& dtype,
-                               const std::string& codec, int rounds) {
-  if (count < 0 || count > (int64_t{1} << 32) || rounds < 1) {
-    throw Error(ErrorCode::InvalidArgument, "time_task: expected 0 to 2^32 elements and at least one round");
+                               const std::string& codec, int rounds, int64_t between) {
+  if (count < 0 || count > (int64_t{1} << 32) || rounds < 1 || between < 0 || between > (int64_t{1} << 32)) {
+    throw Error(ErrorCode::InvalidArgument,
+                "time_task: expected 0 to 2^32 elements, at least one round, and 0 to 2^32 bytes between rounds");
   }
   const auto task = named<Task::Kind>(kCosted, kind);
   const auto type = named<DType>(kDTypes, dtype);
@@ -302,8 +304,11 @@ std::vector<int64_t> time_task(const std::string& kind, int64_t count, const std
   if (task == Task::Kind::Decode) {
     schedule.decode({}, [=](Schedule&) { used->decode(encoded, length, to, count, seen); });
   }
+  constexpr int64_t kLine = 64;
+  auto* other = reinterpret_cast<unsigned char*>(memory(between));
   std::vector<int64_t> times;
   for (int round = 0; round <= rounds; ++round) {
+    for (int64_t at = 0; at < between; at += kLine) ++other[at];
     const auto start = std::chrono::steady_clock::now();
     schedule.compute(0);
     const std::chrono::nanoseconds taken = std::chrono::steady_clock::now() - start;
@@ -316,8 +321,9 @@ std::vector<int64_t> time_task(const std::string& kind, int64_t count, const std
 
 void add_costs(py::module_& module) {
   module.def("time_task", &time_task, py::arg("kind"), py::arg("count"), py::arg("dtype"), py::arg("codec") = "",
-             py::arg("rounds") = 1, py::call_guard<Unlocked>(),
-             "Nanoseconds of runs of a copy, combine, encode or decode on this machine.");
+             py::arg("rounds") = 1, py::arg("between") = 0, py::call_guard<Unlocked>(),
+             "Nanoseconds of runs of a copy, combine, encode or decode on this machine. Before each run, `between` "
+             "bytes of other memory are written.");
   add_topology(module);
   add_schedules(module);
   add_model(module);
