@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// Each loop is compiled for several instruction sets; the processor decides at run time. The bodies are inlined into
-// functions with the attribute `target`, so no function of another set can be called by mistake.
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -9,6 +7,7 @@
 #include "base/elements.h"
 #include "base/reduce.h"
 #include "base/reductions.h"
+#include "base/vectorized.h"
 
 namespace mcr {
 namespace {
@@ -24,7 +23,7 @@ concept Narrow = std::same_as<decltype(load(S{})), float> && !std::same_as<S, fl
 
 // `out` may be `a` or `b`: equal indices only, so vectors are safe, which the compiler cannot know.
 template <class S, class R>
-[[gnu::always_inline]] inline void pair_body(void* out, const void* a, const void* b, int64_t count) {
+void pair(void* out, const void* a, const void* b, int64_t count) {
   auto* to = static_cast<S*>(out);
   const auto* left = static_cast<const S*>(a);
   const auto* right = static_cast<const S*>(b);
@@ -33,19 +32,19 @@ template <class S, class R>
 }
 
 template <Narrow S>
-[[gnu::always_inline]] inline void widen_body(float* to, const void* from, int64_t count) {
+void widen(float* to, const void* from, int64_t count) {
   const auto* values = static_cast<const S*>(from);
   for (int64_t i = 0; i < count; ++i) to[i] = load(values[i]);
 }
 
 template <Narrow S, class R>
-[[gnu::always_inline]] inline void fold_body(float* into, const void* from, int64_t count) {
+void fold(float* into, const void* from, int64_t count) {
   const auto* values = static_cast<const S*>(from);
   for (int64_t i = 0; i < count; ++i) into[i] = R::of(into[i], load(values[i]));
 }
 
 template <Narrow S>
-[[gnu::always_inline]] inline void narrow_body(void* to, const float* from, int64_t count, float divisor) {
+void narrow(void* to, const float* from, int64_t count, float divisor) {
   auto* values = static_cast<S*>(to);
   for (int64_t i = 0; i < count; ++i) values[i] = store<S>(from[i] / divisor);
 }
@@ -58,56 +57,19 @@ struct Loops {
   void (*narrow)(void*, const float*, int64_t, float) = nullptr;
 };
 
-// clang-format off
-#define MCR_INSTRUCTIONS(Name, ...)                                                                       \
-  struct Name {                                                                                           \
-    template <class S, class R>                                                                           \
-    __VA_ARGS__ static void pair(void* out, const void* a, const void* b, int64_t n) {                    \
-      pair_body<S, R>(out, a, b, n);                                                                      \
-    }                                                                                                     \
-    template <class S>                                                                                    \
-    __VA_ARGS__ static void widen(float* to, const void* from, int64_t n) { widen_body<S>(to, from, n); } \
-    template <class S, class R>                                                                           \
-    __VA_ARGS__ static void fold(float* to, const void* from, int64_t n) { fold_body<S, R>(to, from, n); } \
-    template <class S>                                                                                    \
-    __VA_ARGS__ static void narrow(void* to, const float* from, int64_t n, float divisor) {               \
-      narrow_body<S>(to, from, n, divisor);                                                               \
-    }                                                                                                     \
-  };
-// clang-format on
-
-MCR_INSTRUCTIONS(Plain, [[gnu::flatten]])
-#if defined(__x86_64__)
-MCR_INSTRUCTIONS(Avx2, [[gnu::target("avx2"), gnu::flatten]])
-MCR_INSTRUCTIONS(Avx512, [[gnu::target("avx512f,avx512bw,avx512dq,avx512vl"), gnu::flatten]])
-#endif
-#undef MCR_INSTRUCTIONS
-
-template <class I, class S>
-Loops loops_for(RedOp red) {
+template <class S>
+Loops loops_of(RedOp red) {
   return visit_reduction<S>(red, []<class R>(R) -> Loops {
     if constexpr (Narrow<S>) {
-      return {I::template pair<S, R>, I::template widen<S>, I::template fold<S, R>, I::template narrow<S>};
+      return {vectorized<pair<S, R>>, vectorized<widen<S>>, vectorized<fold<S, R>>, vectorized<narrow<S>>};
     } else {
-      return {I::template pair<S, R>};
+      return {vectorized<pair<S, R>>};
     }
   });
 }
 
-template <class I>
-Loops loops_for(DType dtype, RedOp red) {
-  return visit(dtype, [red]<class S>(S) { return loops_for<I, S>(red); });
-}
-
 Loops loops(DType dtype, RedOp red) {
-#if defined(__x86_64__)
-  static const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  static const bool avx2 = __builtin_cpu_supports("avx2");
-  if (avx512) return loops_for<Avx512>(dtype, red);
-  if (avx2) return loops_for<Avx2>(dtype, red);
-#endif
-  return loops_for<Plain>(dtype, red);
+  return visit(dtype, [red]<class S>(S) { return loops_of<S>(red); });
 }
 
 const void* at(const void* data, int64_t offset) { return static_cast<const std::byte*>(data) + offset; }
@@ -139,6 +101,12 @@ void narrow_blocks(const Loops& run, void* out, std::span<const void* const> sou
 }
 
 }  // namespace
+
+void combine(void* into, const void* from, int64_t count, DType dtype, RedOp red) {
+  const auto run = loops(dtype, red);
+  if (run.pair == nullptr) undefined_reduction(red, dtype);
+  run.pair(into, into, from, count);
+}
 
 void combine_all(void* out, std::span<const void* const> sources, int64_t count, DType dtype, RedOp red) {
   const auto element = size_of(dtype);

@@ -11,22 +11,12 @@
 #include "base/elements.h"
 #include "base/error.h"
 #include "base/reductions.h"
+#include "base/vectorized.h"
 
 namespace mcr {
 namespace {
 
 using namespace reductions;
-
-template <class S, class Reduction>
-void loop(void* into, const void* from, int64_t count) {
-  S* __restrict a = static_cast<S*>(into);
-  const S* __restrict b = static_cast<const S*>(from);
-  for (int64_t i = 0; i < count; ++i) {
-    a[i] = store<S>(Reduction::of(load(a[i]), load(b[i])));
-  }
-}
-
-using Loop = void (*)(void*, const void*, int64_t);
 
 template <class T>
 T quotient(T value, int64_t divisor) {
@@ -73,14 +63,42 @@ void visit_floating(DType dtype, Visitor visitor) {
   });
 }
 
-}  // namespace
-
-void combine(void* into, const void* from, int64_t count, DType dtype, RedOp red) {
-  const Loop run = visit(
-      dtype, [red]<class S>(S) { return visit_reduction<S>(red, []<class R>(R) -> Loop { return loop<S, R>; }); });
-  if (run == nullptr) undefined_reduction(red, dtype);
-  run(into, from, count);
+template <class S>
+void divide_values(S* values, int64_t count, int64_t divisor) {
+  for (int64_t i = 0; i < count; ++i) values[i] = store<S>(quotient(load(values[i]), divisor));
 }
+
+template <FloatingStorage S, class T>
+void multiply_values(S* values, int64_t count, T factor) {
+  for (int64_t i = 0; i < count; ++i) values[i] = store<S>(load(values[i]) * factor);
+}
+
+// Floating-point numbers are sign and magnitude, integers two's complement: negative numbers get their magnitude's bits
+// flipped.
+template <FloatingStorage S>
+void order_values(std::byte* values, int64_t count, Ordered<S> nan) {
+  using I = Ordered<S>;
+  constexpr I kMagnitude = std::numeric_limits<I>::max();
+  for (int64_t i = 0; i < count; ++i) {
+    I bits;
+    std::memcpy(&bits, values + i * sizeof(I), sizeof(I));
+    const I key = static_cast<I>(bits < 0 ? bits ^ kMagnitude : bits);
+    bits = static_cast<I>(bits & kMagnitude) > largest_number<S>() ? nan : key;
+    std::memcpy(values + i * sizeof(I), &bits, sizeof(I));
+  }
+}
+
+template <std::signed_integral I>
+void restore_values(std::byte* values, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    I key;
+    std::memcpy(&key, values + i * sizeof(I), sizeof(I));
+    key = static_cast<I>(key < 0 ? key ^ std::numeric_limits<I>::max() : key);
+    std::memcpy(values + i * sizeof(I), &key, sizeof(I));
+  }
+}
+
+}  // namespace
 
 void undefined_reduction(RedOp red, DType dtype) {
   throw Error(ErrorCode::InvalidType,
@@ -92,10 +110,7 @@ void divide(void* data, int64_t count, DType dtype, int64_t divisor) {
   if (divisor < 1)
     throw Error(ErrorCode::InvalidArgument, "reduce: divisor: expected 1 or more, got " + std::to_string(divisor));
   visit(dtype, [=]<class S>(S) {
-    S* values = static_cast<S*>(data);
-    if constexpr (!std::same_as<S, Flag>) {
-      for (int64_t i = 0; i < count; ++i) values[i] = store<S>(quotient(load(values[i]), divisor));
-    }
+    if constexpr (!std::same_as<S, Flag>) vectorized<divide_values<S>>(static_cast<S*>(data), count, divisor);
   });
 }
 
@@ -103,40 +118,20 @@ void multiply(void* data, int64_t count, DType dtype, double value, const void* 
   visit_floating(dtype, [=]<class S>(S) {
     using T = decltype(load(S{}));
     const T factor = element == nullptr ? static_cast<T>(value) : load(*static_cast<const S*>(element));
-    S* values = static_cast<S*>(data);
-    for (int64_t i = 0; i < count; ++i) values[i] = store<S>(load(values[i]) * factor);
+    vectorized<multiply_values<S, T>>(static_cast<S*>(data), count, factor);
   });
 }
 
-// Floating-point numbers are sign and magnitude, integers two's complement: negative numbers get their magnitude's bits
-// flipped.
 void to_ordered(void* data, int64_t count, DType dtype, bool nan_is_largest) {
   visit_floating(dtype, [=]<class S>(S) {
-    using I = Ordered<S>;
-    constexpr I kMagnitude = std::numeric_limits<I>::max();
-    const I nan = nan_is_largest ? kMagnitude : std::numeric_limits<I>::min();
-    auto* values = static_cast<std::byte*>(data);
-    for (int64_t i = 0; i < count; ++i) {
-      I bits;
-      std::memcpy(&bits, values + i * sizeof(I), sizeof(I));
-      const I key = static_cast<I>(bits < 0 ? bits ^ kMagnitude : bits);
-      bits = static_cast<I>(bits & kMagnitude) > largest_number<S>() ? nan : key;
-      std::memcpy(values + i * sizeof(I), &bits, sizeof(I));
-    }
+    using Limits = std::numeric_limits<Ordered<S>>;
+    vectorized<order_values<S>>(static_cast<std::byte*>(data), count, nan_is_largest ? Limits::max() : Limits::min());
   });
 }
 
 void from_ordered(void* data, int64_t count, DType dtype) {
-  visit_floating(dtype, [=]<class S>(S) {
-    using I = Ordered<S>;
-    auto* values = static_cast<std::byte*>(data);
-    for (int64_t i = 0; i < count; ++i) {
-      I key;
-      std::memcpy(&key, values + i * sizeof(I), sizeof(I));
-      key = static_cast<I>(key < 0 ? key ^ std::numeric_limits<I>::max() : key);
-      std::memcpy(values + i * sizeof(I), &key, sizeof(I));
-    }
-  });
+  visit_floating(dtype,
+                 [=]<class S>(S) { vectorized<restore_values<Ordered<S>>>(static_cast<std::byte*>(data), count); });
 }
 
 }  // namespace mcr

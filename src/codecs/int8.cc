@@ -8,6 +8,7 @@
 #include <limits>
 #include <utility>
 
+#include "base/vectorized.h"
 #include "codecs/codec.h"
 
 namespace mcr {
@@ -95,6 +96,16 @@ class Blocks {
   int64_t block_;
 };
 
+template <class T>
+void encode_blocks(const Blocks<T>* blocks, const void* in, int64_t count, std::byte* out) {
+  blocks->encode(static_cast<const T*>(in), count, out);
+}
+
+template <class T>
+void decode_blocks(const Blocks<T>* blocks, const std::byte* in, void* out, int64_t count) {
+  blocks->decode(in, static_cast<T*>(out), count);
+}
+
 class Int8 final : public Codec {
  public:
   explicit Int8(std::string name, int64_t block) : Codec(std::move(name)), single_(block), twice_(block) {}
@@ -105,17 +116,17 @@ class Int8 final : public Codec {
   }
   int64_t encode(const void* in, int64_t count, DType dtype, std::byte* out) const override {
     if (dtype == DType::Float) {
-      single_.encode(static_cast<const float*>(in), count, out);
+      vectorized<encode_blocks<float>>(&single_, in, count, out);
     } else {
-      twice_.encode(static_cast<const double*>(in), count, out);
+      vectorized<encode_blocks<double>>(&twice_, in, count, out);
     }
     return capacity(count, dtype);
   }
   void decode(const std::byte* in, int64_t, void* out, int64_t count, DType dtype) const override {
     if (dtype == DType::Float) {
-      single_.decode(in, static_cast<float*>(out), count);
+      vectorized<decode_blocks<float>>(&single_, in, out, count);
     } else {
-      twice_.decode(in, static_cast<double*>(out), count);
+      vectorized<decode_blocks<double>>(&twice_, in, out, count);
     }
   }
 

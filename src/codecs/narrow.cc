@@ -4,6 +4,7 @@
 
 #include "base/elements.h"
 #include "base/error.h"
+#include "base/vectorized.h"
 #include "codecs/codec.h"
 
 namespace mcr {
@@ -39,11 +40,13 @@ class Narrow final : public Codec {
   bool fixed() const override { return true; }
   int64_t capacity(int64_t count, DType) const override { return 2 * count; }
   int64_t encode(const void* in, int64_t count, DType dtype, std::byte* out) const override {
-    dtype == DType::Float ? shorten<S, float>(in, count, out) : shorten<S, double>(in, count, out);
+    dtype == DType::Float ? vectorized<shorten<S, float>>(in, count, out)
+                          : vectorized<shorten<S, double>>(in, count, out);
     return 2 * count;
   }
   void decode(const std::byte* in, int64_t, void* out, int64_t count, DType dtype) const override {
-    dtype == DType::Float ? lengthen<S, float>(in, count, out) : lengthen<S, double>(in, count, out);
+    dtype == DType::Float ? vectorized<lengthen<S, float>>(in, count, out)
+                          : vectorized<lengthen<S, double>>(in, count, out);
   }
 };
 
@@ -76,11 +79,11 @@ CodecFamily bf16_family() { return family<Brain>("bf16"); }
 CodecFamily fp16_family() { return family<Half>("fp16"); }
 
 void widen(const void* in, int64_t count, DType dtype, float* out) {
-  with_short_type(dtype, [=]<class S>(S) { lengthen<S, float>(in, count, out); });
+  with_short_type(dtype, [=]<class S>(S) { vectorized<lengthen<S, float>>(in, count, out); });
 }
 
 void narrow(const float* in, int64_t count, DType dtype, void* out) {
-  with_short_type(dtype, [=]<class S>(S) { shorten<S, float>(in, count, out); });
+  with_short_type(dtype, [=]<class S>(S) { vectorized<shorten<S, float>>(in, count, out); });
 }
 
 }  // namespace mcr
