@@ -33,12 +33,15 @@ CODECS = ("bf16", "int8")
 INTRODUCTION = """\
 # Simulated and measured times
 
-`bench/simulated.py` on {date}: {machine}. Medians of {rounds} interleaved rounds, the slowest rank of each. First the
-parts are timed: native calls, each alone, in the non-blocking form that schedules use; copies, combinations and codecs,
-on all ranks at once. Then `simulate()` walks the engine's schedules with these costs; no constant is fitted. Resources
-are the host's cores (each library takes as much of them as it used when it ran alone) and each rank's thread, which
-runs one copy, combination or codec at a time. `least` compares the shortest rounds, which other programs on the machine
-disturb least.
+`bench/simulated.py` on {date}: {machine}. Medians of {rounds} interleaved rounds, each a mean over 4 to 64 calls; a
+call begins when the last rank begins it, and ends when the last one has ended it. First the parts are timed: native
+calls, each alone, in the non-blocking form that schedules use, with an input that the core has just written if a host
+task comes before them; copies, combinations and codecs, on all ranks at once, after as much other memory as the
+call's other tasks touch. Then `simulate()` walks the engine's schedules with these costs; no constant is fitted.
+Resources are the host's cores (each library takes as much of them as it used when it ran alone) and each rank's
+thread, which runs one copy, combination or codec at a time. `least` compares the shortest rounds, which other
+programs on the machine disturb least. It is used to compare plans: it is optimistic for calls of two ranks with a
+codec, which wait for each other more often than the parts do alone.
 """
 
 
@@ -54,8 +57,9 @@ def parts(sizes: list[int], ranks: int) -> list[PartRow]:
     """The native calls that they consist of: operation, backend, bytes, and the size of the whole call."""
     found: list[PartRow] = []
     for kind, name, length in wholes(sizes):
-        for op, backend, nbytes in whole(kind, name, length, ranks).issues():
-            entry = (op, backend, nbytes, length)
+        made = whole(kind, name, length, ranks)
+        for op, backend, nbytes, fresh in made.issues():
+            entry = (op, backend, nbytes, made.touched() if fresh else 0, length)
             if entry not in found:
                 found.append(entry)
     return found
@@ -69,7 +73,7 @@ def host_tasks(sizes: list[int], ranks: int) -> list[TaskRow]:
         dtype = EMULATED[name.partition(" ")[0]][0] if form == "emulated" else "float32"
         for kind, nbytes in made.host_tasks():
             codec = made.codec if kind in ("encode", "decode") else ""
-            entry = (kind, "float32" if kind == "copy" else dtype, codec, nbytes, length)
+            entry = (kind, "float32" if kind == "copy" else dtype, codec, nbytes, made.touched(), length)
             if entry not in found:
                 found.append(entry)
     return found
@@ -82,17 +86,17 @@ def model_of(report: dict[str, Any], way: str, nbytes: int) -> _C.CostModel:
     cores = model.add_resource("cores", "host", capacity)
     thread = model.add_resource("thread", "rank", UNIT, 1)
     tasks: dict[tuple[str, str, str], list[tuple[int, int]]] = {}
-    for kind, dtype, codec, size, length in report["tasks"]:
+    for kind, dtype, codec, size, touched, length in report["tasks"]:
         if length == nbytes:
             types = "any" if kind == "copy" else _C.dtype_class(dtype)
-            timed = report["times"][json.dumps([kind, dtype, codec, size])]
+            timed = report["times"][json.dumps([kind, dtype, codec, size, touched])]
             tasks.setdefault((kind, types, codec), []).append((size, timed[way]))
     for (kind, types, codec), points in tasks.items():
         model.add_cost(kind, codec, types=types, demands=[(cores, UNIT), (thread, 0)], points=sorted(points))
     found: dict[tuple[str, str], list[tuple[int, int]]] = {}
     used: dict[tuple[str, str], list[float]] = {}
-    for op, backend, size, length in report["parts"]:
-        timed = report["times"][json.dumps([op, backend, size])]
+    for op, backend, size, touched, length in report["parts"]:
+        timed = report["times"][json.dumps([op, backend, size, touched])]
         if length == nbytes:
             found.setdefault((op, backend), []).append((size, timed[way]))
             # A message has a task at either end, and each rank is at both ends of one.
@@ -123,7 +127,7 @@ def measured(ranks: int, sizes: list[int], rounds: int) -> dict[str, Any]:
         arguments = (native, tasks, calls, rounds, BACKENDS, str(output))
         environment = {"MCR_DL_TUNING_TABLE": "none"}
         with run_local(simulated_rank.measure, arguments, ranks, environment=environment) as run:
-            if not run.wait(900) or run.first_failure:
+            if not run.wait(2000) or run.first_failure:
                 raise SystemExit(f"the ranks did not finish: {run.exit_codes()}")
         report: dict[str, Any] = {
             "ranks": ranks,

@@ -18,24 +18,28 @@ from mcr_dl import _C
 
 Call = Callable[[], Any]
 CallRow = tuple[str, str, int]  # kind, name, bytes
-PartRow = tuple[str, str, int, int]  # operation, backend, bytes; bytes of the whole call
-TaskRow = tuple[str, str, str, int, int]  # kind, element type, codec, bytes; bytes of the whole call
+# Operation, backend, bytes; bytes that the whole call's host tasks touch before it, 0: none comes before; bytes of the
+# whole call.
+PartRow = tuple[str, str, int, int, int]
+# Kind, element type, codec, bytes; bytes that the whole call's host tasks touch; bytes of the whole call.
+TaskRow = tuple[str, str, str, int, int, int]
 
 
-def _part(op: str, backend: str, nbytes: int) -> Call:
-    """A native call in the form that schedules issue: started, and polled by the waiting thread."""
+def _part(op: str, backend: str, nbytes: int) -> tuple[torch.Tensor, Call]:
+    """A native call in the form that schedules issue, started and polled by the waiting thread; and its input."""
     size = mcr_dl.get_world_size()
     if op == "all_reduce":
         tensor = torch.zeros(nbytes // 4)
-        return lambda: mcr_dl.all_reduce(tensor, backend=backend, async_op=True).wait()
+        return tensor, lambda: mcr_dl.all_reduce(tensor, backend=backend, async_op=True).wait()
     each = torch.zeros(nbytes // size, dtype=torch.uint8)
     everyone = torch.zeros(nbytes // size * size, dtype=torch.uint8)
     if op == "all_gather":
-        return lambda: mcr_dl.all_gather_into_tensor(everyone, each, backend=backend, async_op=True).wait()
+        return each, lambda: mcr_dl.all_gather_into_tensor(everyone, each, backend=backend, async_op=True).wait()
     if op == "all_to_all":
         other = torch.zeros_like(everyone)
-        return lambda: mcr_dl.all_to_all_single(everyone, other, backend=backend, async_op=True).wait()
-    return _exchange(backend, torch.zeros(nbytes, dtype=torch.uint8))
+        return other, lambda: mcr_dl.all_to_all_single(everyone, other, backend=backend, async_op=True).wait()
+    tensor = torch.zeros(nbytes, dtype=torch.uint8)
+    return tensor, _exchange(backend, tensor)
 
 
 def _exchange(backend: str, tensor: torch.Tensor) -> Call:
@@ -72,38 +76,70 @@ def _whole(kind: str, name: str, nbytes: int) -> Call:
 
 
 class _Way:
-    """One call and its samples on this rank: wall and processor seconds of one call."""
+    """One call and its repetitions on this rank: when each began and ended, and its processor seconds."""
 
     def __init__(self, call: Call, nbytes: int) -> None:
         self.call = call
-        self.repeats = max(1, min(10, (2 << 20) // max(nbytes, 1)))
-        self.wall: list[float] = []
-        self.processor: list[float] = []
+        self.repeats = max(4, min(64, (8 << 20) // max(nbytes, 1)))
+        self.times: list[tuple[float, float, float]] = []
+
+    def prepare(self) -> None:
+        """Before each repetition, outside its time."""
 
     def sample(self, keep: bool) -> None:
         mcr_dl.barrier(backend="gloo")
-        start, used = time.perf_counter(), time.process_time()
+        found = []
         for _ in range(self.repeats):
+            self.prepare()
+            used, start = time.process_time(), time.perf_counter()
             self.call()
-        wall, processor = time.perf_counter() - start, time.process_time() - used
+            found.append((start, time.perf_counter(), time.process_time() - used))
         if keep:
-            self.wall.append(wall / self.repeats)
-            self.processor.append(processor / self.repeats)
+            self.times += found
+
+
+class _Part(_Way):
+    """A native call; its input is fresh from the core that computed it if a host task comes before it."""
+
+    def __init__(self, op: str, backend: str, nbytes: int, before: int) -> None:
+        self.input, call = _part(op, backend, nbytes)
+        self.others = torch.zeros(before, dtype=torch.uint8)
+        super().__init__(call, nbytes)
+
+    def prepare(self) -> None:
+        if len(self.others):
+            self.others.add_(1)
+            self.input.fill_(0)
 
 
 class _Task(_Way):
     """A task of the host, which all ranks do at the same time."""
 
-    def __init__(self, kind: str, dtype: str, codec: str, nbytes: int) -> None:
+    def __init__(self, kind: str, dtype: str, codec: str, nbytes: int, between: int) -> None:
         count = max(1, nbytes // getattr(torch, dtype).itemsize)
-        super().__init__(lambda: _C.time_task(kind, count, dtype, codec, 3), nbytes)
+        super().__init__(lambda: _C.time_task(kind, count, dtype, codec, self.repeats, between), nbytes)
 
     def sample(self, keep: bool) -> None:
         mcr_dl.barrier(backend="gloo")
-        seconds = statistics.median(self.call()) / 1e9
+        found = [nanoseconds / 1e9 for nanoseconds in self.call()]
         if keep:
-            self.wall.append(seconds)
-            self.processor.append(seconds)
+            self.times += [(0.0, seconds, seconds) for seconds in found]
+
+
+def _summary(ranks: list[list[tuple[float, float, float]]], rounds: int) -> dict[str, Any]:
+    """A call begins when the last rank begins it, and ends when the last one has ended it. Of means over each round."""
+    taken = [
+        max(end for _, end, _ in repetition) - max(start for start, _, _ in repetition)
+        for repetition in zip(*ranks, strict=True)
+    ]
+    each = len(taken) // rounds
+    means = [statistics.mean(taken[turn * each : (turn + 1) * each]) for turn in range(rounds)]
+    shares = [sum(used for _, _, used in times) / sum(end - start for start, end, _ in times) for times in ranks]
+    return {
+        "ns": round(statistics.median(means) * 1e9),
+        "least": round(min(means) * 1e9),
+        "cores": statistics.median(shares),
+    }
 
 
 def measure(
@@ -113,24 +149,17 @@ def measure(
     mcr_dl.init_process_group(backends, passes=["compress"])
     found: dict[str, Any] = {}
     for nbytes in sorted({row[-1] for row in wholes}):
-        ways = {json.dumps(row[:-1]): _Way(_part(*row[:-1]), row[2]) for row in parts if row[-1] == nbytes}
+        ways: dict[str, _Way] = {json.dumps(row[:-1]): _Part(*row[:-1]) for row in parts if row[-1] == nbytes}
         ways.update({json.dumps(row[:-1]): _Task(*row[:-1]) for row in tasks if row[-1] == nbytes})
         ways.update({json.dumps(row): _Way(_whole(*row), nbytes) for row in wholes if row[-1] == nbytes})
         order = random.Random(1)
         for turn in range(rounds + 1):
             for name in order.sample(sorted(ways), len(ways)):
                 ways[name].sample(turn > 0)
-        mine = {name: [way.wall, way.processor] for name, way in ways.items()}
         answers: list[Any] = [None] * mcr_dl.get_world_size()
-        mcr_dl.all_gather_object(answers, mine)
+        mcr_dl.all_gather_object(answers, {name: way.times for name, way in ways.items()})
         for name in ways:
-            taking = range(2) if '"send"' in name else range(len(answers))
-            slowest = [max(answers[rank][name][0][turn] for rank in taking) for turn in range(rounds)]
-            share = [sum(answers[rank][name][1]) / sum(answers[rank][name][0]) for rank in taking]
-            found[name] = {
-                "ns": round(statistics.median(slowest) * 1e9),
-                "least": round(min(slowest) * 1e9),
-                "cores": statistics.median(share),
-            }
+            taking = answers[:2] if '"send"' in name else answers
+            found[name] = _summary([answer[name] for answer in taking], rounds)
     script.write_samples(output, found)
     mcr_dl.finalize()

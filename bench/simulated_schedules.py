@@ -19,11 +19,17 @@ class Whole:
     parts: tuple[str, ...]
     codec: str = ""
 
-    def issues(self) -> list[tuple[str, str, int]]:
-        """Operation, candidate and bytes of the library's calls on rank 0, each once."""
-        tasks = self.schedules[0].tasks(len(self.schedules))
-        found = [(op, self.parts[part], nbytes) for kind, op, nbytes, part, _ in tasks if kind == "issue"]
-        return list(dict.fromkeys(("send" if op == "recv" else op, name, nbytes) for op, name, nbytes in found))
+    def issues(self) -> list[tuple[str, str, int, bool]]:
+        """Operation, candidate and bytes of rank 0's calls to libraries, and whether a host task comes before them."""
+        found: dict[tuple[str, str, int, bool], None] = {}
+        for kind, op, nbytes, part, after in self.schedules[0].tasks(len(self.schedules)):
+            if kind == "issue":
+                found["send" if op == "recv" else op, self.parts[part], nbytes, bool(after)] = None
+        return list(found)
+
+    def touched(self) -> int:
+        """Bytes of all host tasks on rank 0."""
+        return sum(nbytes for kind, _, nbytes, _, _ in self.schedules[0].tasks(len(self.schedules)) if kind != "issue")
 
     def host_tasks(self) -> list[tuple[str, int]]:
         """Kind and bytes of the host's tasks on rank 0, each once."""
