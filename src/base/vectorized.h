@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loops that use the vector instructions of the processor at hand, from one build for all processors.
+// Loops for the vector instructions of whatever processor runs them, from one build for all processors.
 #pragma once
 
 namespace mcr {
