@@ -158,8 +158,8 @@ VARIABLES = (
     ),
     Variable(
         "MCR_DL_HOST_TIMEOUT",
-        "seconds after which the ranks of a host that does not answer are lost, 5 by default, at least 3; `0`: the "
-        "ranks make no connections to detect this; equal on all ranks",
+        "seconds after which the ranks of a host that does not answer are lost, from 3 to 100000, 5 by default; `0`: "
+        "the ranks make no connections to detect this; equal on all ranks",
         "reliability.md#other-hosts",
         Values(r"0(\.0*)?|([3-9]|[1-9]\d{1,4})(\.\d*)?|1e5|100000", "0, or a number of seconds from 3 to 100000"),
     ),
@@ -200,15 +200,23 @@ OTHERS = (
         "`OMP_NUM_THREADS`",
         "`mcr-bench`, `mcr-tune` and `python -m mcr_dl.testing` set it to `1` for their ranks, unless set already",
     ),
-    ("`XDG_CACHE_HOME`", "the folder of the cache with the tuning tables; default `~/.cache`"),
+    (
+        "`XDG_CACHE_HOME`",
+        "the folder of the cache: tuning tables, and ByteScheduler's settings of earlier jobs; default `~/.cache`",
+    ),
     (
         "`OPAL_PREFIX`, `PMI_*`, `PMIX_*`, `MPIR_CVAR_PMI_VERSION`",
         "set while MCR-DL starts MPI without an MPI launcher",
     ),
     ("`LD_LIBRARY_PATH`", "the loader's: the folders in which MCR-DL looks first for an MPI library of the system"),
+    ("`PATH`", "the folders of `mpicc` and `mpiexec`, next to which MCR-DL looks for an MPI library, too"),
     (
         "`NCCL_MULTI_RANK_GPU_ENABLE`, `NCCL_HOSTID`",
         "NCCL's; `mcr-bench` and `mcr-tune` set one of them where ranks share a GPU, unless set already",
+    ),
+    (
+        "`TORCH_DIST_INIT_BARRIER`",
+        "torch's; unset for a moment when MCR-DL makes its groups known to torch, as each rank does that alone",
     ),
     (
         "`TORCH_GLOO_LAZY_INIT`",
