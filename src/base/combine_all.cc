@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstring>
 
@@ -46,7 +47,12 @@ void fold(float* into, const void* from, int64_t count) {
 template <Narrow S>
 void narrow(void* to, const float* from, int64_t count, float divisor) {
   auto* values = static_cast<S*>(to);
-  for (int64_t i = 0; i < count; ++i) values[i] = store<S>(from[i] / divisor);
+  if (std::has_single_bit(static_cast<uint32_t>(divisor))) {  // its reciprocal is exact
+    const float factor = 1 / divisor;
+    for (int64_t i = 0; i < count; ++i) values[i] = store<S>(from[i] * factor);
+  } else {
+    for (int64_t i = 0; i < count; ++i) values[i] = store<S>(from[i] / divisor);
+  }
 }
 
 /// The loops of one element type and reduction.

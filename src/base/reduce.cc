@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/reduce.h"
 
+#include <bit>
 #include <concepts>
 #include <cstddef>
 #include <cstring>
@@ -110,7 +111,15 @@ void divide(void* data, int64_t count, DType dtype, int64_t divisor) {
   if (divisor < 1)
     throw Error(ErrorCode::InvalidArgument, "reduce: divisor: expected 1 or more, got " + std::to_string(divisor));
   visit(dtype, [=]<class S>(S) {
-    if constexpr (!std::same_as<S, Flag>) vectorized<divide_values<S>>(static_cast<S*>(data), count, divisor);
+    auto* values = static_cast<S*>(data);
+    if constexpr (FloatingStorage<S>) {
+      using T = decltype(load(S{}));
+      // The reciprocal of a power of two is exact, so the product rounds the same number.
+      if (std::has_single_bit(static_cast<uint64_t>(divisor))) {
+        return vectorized<multiply_values<S, T>>(values, count, 1 / static_cast<T>(divisor));
+      }
+    }
+    if constexpr (!std::same_as<S, Flag>) vectorized<divide_values<S>>(values, count, divisor);
   });
 }
 

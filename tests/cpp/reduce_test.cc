@@ -182,6 +182,19 @@ TEST(stores_round_to_nearest_even) {
   CHECK(store<E5M2>(61439.9F).bits == 0x7B && store<E5M2>(61440.0F).bits == 0x7C && store<E5M2>(-1e9F).bits == 0xFC);
 }
 
+TEST(division_by_a_power_of_two_rounds_like_a_division) {
+  std::mt19937 random(11);
+  for (const int64_t divisor : {2, 8, 1 << 20}) {
+    std::vector<float> values(4096), quotients(values.size());
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      values[i] = std::bit_cast<float>(static_cast<uint32_t>(random()));  // subnormal numbers and NaNs, too
+      quotients[i] = values[i] / static_cast<float>(divisor);
+    }
+    divide(values.data(), std::ssize(values), DType::Float, divisor);
+    for (std::size_t i = 0; i < values.size(); ++i) CHECK(same(values[i], quotients[i]));
+  }
+}
+
 TEST(all_pairs_of_values) {
   for (const Format& format : {kE4M3, kE5M2}) {
     for (const auto red : {RedOp::SUM, RedOp::PRODUCT, RedOp::MIN, RedOp::MAX}) check_combine(format, red);

@@ -18,7 +18,7 @@ import torch
 
 from mcr_dl import _C
 from mcr_dl.base.errors import McrError
-from mcr_dl.schedule.bytescheduler.leader import Leader
+from mcr_dl.schedule.bytescheduler.leader import TURN, Leader
 
 _SUM, _MAX = torch.distributed.ReduceOp.SUM, torch.distributed.ReduceOp.MAX
 
@@ -236,7 +236,7 @@ class Issuer:
         if self.leader is not None and not self.leader.leads and not self._queue:
             self.leader.pause()
         else:
-            time.sleep(0)
+            time.sleep(TURN)
 
     def collect(self) -> None:
         """End all operations that are complete, without waiting. Raises the error of one that failed."""
