@@ -64,6 +64,8 @@ class WorkRequest final : public Lingering {
  private:
   bool step() override {
     if (!work_->poll()) return false;
+    // Otherwise the call's memory would stay until the next sweep, and the next call would take other, cold memory.
+    if (work_->finished() && work_->progress() != nullptr) work_->progress()->forget(*work_);
     work_->rethrow();
     return true;
   }
