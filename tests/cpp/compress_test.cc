@@ -427,3 +427,15 @@ TEST(large_scratch_is_used_again) {
   const Scratch smaller(kBytes / 2);  // much less than what is there: not that
   CHECK(smaller.get() != first && Scratch(kBytes).get() == first);
 }
+
+TEST(scratch_of_unused_sizes_makes_room) {
+  constexpr int64_t kFull = 1 << 28, kPiece = 1 << 20, kBack = 300;
+  const auto kept = [](int64_t bytes) {
+    const auto* first = Scratch(bytes).get();
+    const std::vector<std::byte> taken(static_cast<std::size_t>(bytes));  // freed memory would be used here
+    return Scratch(bytes).get() == first;
+  };
+  static_cast<void>(Scratch(kFull - kPiece));
+  for (int64_t i = 0; i < kBack; ++i) static_cast<void>(Scratch(kPiece / 2));
+  CHECK(kept(kPiece / 2) && kept(2 * kPiece));  // the large piece has gone
+}
