@@ -145,7 +145,7 @@ _FUNCTIONS = (
     "def set_detail(detail: bool) -> None:",
     "def set_explainer(function: Callable[[str, str, int, int, int], str]) -> None:",
     "def watch_interrupts() -> None:",
-    "def since_interrupt() -> float | None:",
+    "def latest_interrupt() -> tuple[float, int] | None:",
     "def next_trials(seconds: float) -> TrialReport | None:",
     "def wake_trials() -> None:",
     "def _shared_bytes(bytes: int) -> torch.Tensor:",

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstring>
+#include <type_traits>
 
 #include "base/elements.h"
 #include "base/reduce.h"
@@ -21,6 +22,9 @@ constexpr int64_t kBlock = 1024;
 /// Types that are narrower than the type that they are computed in.
 template <class S>
 concept Narrow = std::same_as<decltype(load(S{})), float> && !std::same_as<S, float>;
+
+template <class S>
+concept Scalar = std::is_arithmetic_v<decltype(load(S{}))>;
 
 // `out` may be `a` or `b`: equal indices only, so vectors are safe, which the compiler cannot know.
 template <class S, class R>
@@ -68,8 +72,10 @@ Loops loops_of(RedOp red) {
   return visit_reduction<S>(red, []<class R>(R) -> Loops {
     if constexpr (Narrow<S>) {
       return {vectorized<pair<S, R>>, vectorized<widen<S>>, vectorized<fold<S, R>>, vectorized<narrow<S>>};
-    } else {
+    } else if constexpr (Scalar<S>) {
       return {vectorized<pair<S, R>>};
+    } else {
+      return {vectorized_unfused<pair<S, R>>};
     }
   });
 }

@@ -38,6 +38,16 @@ inline bool has_avx512() {
 
 }  // namespace instruction_sets
 
+/// As vectorized(), on instruction sets that cannot multiply and add in one rounding: GCC 12 does so in products of
+/// complex numbers, even without contraction.
+template <auto loop, class... Values>
+void vectorized_unfused(Values... values) {
+#if defined(__x86_64__)
+  if (instruction_sets::has_avx2()) return instruction_sets::avx2<loop>(values...);
+#endif
+  instruction_sets::baseline<loop>(values...);
+}
+
 /// Calls the function `loop`, which is compiled for each instruction set with all that it calls inlined, so no function
 /// of another set can be called by mistake. All sets give the same bits, as the files that use this are compiled
 /// without contraction of floating-point operations (CMakeLists.txt).
@@ -45,9 +55,8 @@ template <auto loop, class... Values>
 void vectorized(Values... values) {
 #if defined(__x86_64__)
   if (instruction_sets::has_avx512()) return instruction_sets::avx512<loop>(values...);
-  if (instruction_sets::has_avx2()) return instruction_sets::avx2<loop>(values...);
 #endif
-  instruction_sets::baseline<loop>(values...);
+  vectorized_unfused<loop>(values...);
 }
 
 }  // namespace mcr

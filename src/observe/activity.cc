@@ -15,6 +15,7 @@ namespace mcr {
 Activity::Mark::Mark() : thread(::syscall(SYS_gettid)) {}
 
 constinit thread_local Activity::Mark* Activity::of_thread_ = nullptr;
+std::atomic<const Activity::Mark*> Activity::of_main_{nullptr};
 
 class Activity::List {
  public:
@@ -32,12 +33,14 @@ struct Activity::OfThread {
   OfThread() {
     const std::lock_guard lock(List::instance().mutex);
     List::instance().all.push_back(&mark);
+    if (mark.thread == ::getpid()) of_main_.store(&mark, std::memory_order_release);
   }
   OfThread(const OfThread&) = delete;
   OfThread& operator=(const OfThread&) = delete;
   ~OfThread() {
     const std::lock_guard lock(List::instance().mutex);
     std::erase(List::instance().all, &mark);
+    if (of_main_.load(std::memory_order_relaxed) == &mark) of_main_.store(nullptr, std::memory_order_release);
   }
   Mark mark;
 };
@@ -88,6 +91,11 @@ Activity::Polling::Polling() noexcept {
 
 Activity::Polling::~Polling() {
   if (call_.paused_) end(*of_thread_);
+}
+
+uint64_t Activity::turn_of_main() noexcept {
+  const auto* mark = of_main_.load(std::memory_order_acquire);
+  return mark == nullptr ? 0 : mark->turn.load(std::memory_order_relaxed);
 }
 
 std::vector<Activity::Reading> Activity::all() {

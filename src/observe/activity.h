@@ -77,6 +77,8 @@ class Activity {
   };
   /// The activities of all threads that are inside a call.
   static std::vector<Reading> all();
+  /// The turn of the main thread, odd while it is inside a call. Signal handlers may call it.
+  static uint64_t turn_of_main() noexcept;
 
  private:
   // A thread's mark. The turn is odd while the thread is inside a call; a reader checks that it has not changed
@@ -110,6 +112,7 @@ class Activity {
   }
   static Mark& make_mark();
   static std::optional<Reading> read(const Mark& mark);
+  static std::atomic<const Mark*> of_main_;  // null before the main thread's first call
 
   // A plain pointer: a thread-local object with a destructor costs a check on each use. (It takes eight bytes of the
   // space that the loader reserves for libraries loaded late.)

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/immortal.h"
+#include "observe/activity.h"
 
 namespace mcr {
 
@@ -25,6 +26,7 @@ using std::chrono::steady_clock;
 using Chain = std::vector<struct sigaction>;
 
 std::atomic<int64_t> interrupted_at{0};
+std::atomic<uint64_t> interrupted_turn{0};
 // The handler may read it at any time: a published chain is never changed and never freed.
 std::atomic<const Chain*> handlers{nullptr};
 std::atomic<pthread_t> handling{};  // the thread inside on_interrupt, and the nesting depth
@@ -42,7 +44,8 @@ bool is_default(const struct sigaction& action) {
 }
 
 void on_interrupt(int signal, siginfo_t* information, void* context) {
-  interrupted_at.store(steady_clock::now().time_since_epoch().count(), std::memory_order_relaxed);
+  interrupted_turn.store(Activity::turn_of_main(), std::memory_order_relaxed);
+  interrupted_at.store(steady_clock::now().time_since_epoch().count(), std::memory_order_release);
   const auto& chain = *handlers.load(std::memory_order_acquire);
   const auto before = handling.load(std::memory_order_relaxed);
   const bool nested = before != pthread_t{} && pthread_equal(before, pthread_self()) != 0;
@@ -95,10 +98,11 @@ void Interrupts::watch() {
   sigaction(SIGINT, &action, nullptr);
 }
 
-std::optional<std::chrono::nanoseconds> Interrupts::since() noexcept {
-  const auto at = interrupted_at.load(std::memory_order_relaxed);
+std::optional<Interrupts::Latest> Interrupts::latest() noexcept {
+  const auto at = interrupted_at.load(std::memory_order_acquire);
   if (at == 0) return std::nullopt;
-  return steady_clock::now().time_since_epoch() - std::chrono::nanoseconds(at);
+  return Latest{steady_clock::now().time_since_epoch() - std::chrono::nanoseconds(at),
+                interrupted_turn.load(std::memory_order_relaxed)};
 }
 
 }  // namespace mcr

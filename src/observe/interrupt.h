@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <optional>
 
 namespace mcr {
@@ -14,8 +15,13 @@ class Interrupts {
   /// another one. If the program ignores SIGINT or lets it end the process, nothing is installed. From one thread at a
   /// time.
   static void watch();
-  /// The time since the latest SIGINT; nothing if there was none.
-  static std::optional<std::chrono::nanoseconds> since() noexcept;
+  /// The latest SIGINT, and the Activity::turn_of_main() at which it came.
+  struct Latest {
+    std::chrono::nanoseconds age;
+    uint64_t turn;
+  };
+  /// Nothing if there was none.
+  static std::optional<Latest> latest() noexcept;
 };
 
 }  // namespace mcr

@@ -195,6 +195,23 @@ TEST(division_by_a_power_of_two_rounds_like_a_division) {
   }
 }
 
+TEST(products_of_complex_numbers_round_each_product) {
+  std::mt19937 random(12);
+  std::uniform_real_distribution<float> values(-1, 1);
+  std::vector<Complex<float>> into(4096), from(into.size()), expected(into.size());
+  for (std::size_t i = 0; i < into.size(); ++i) {
+    into[i] = {values(random), values(random)};
+    from[i] = {values(random), values(random)};
+    const volatile float products[] = {into[i].re * from[i].re, into[i].im * from[i].im, into[i].re * from[i].im,
+                                       into[i].im * from[i].re};
+    expected[i] = {products[0] - products[1], products[2] + products[3]};
+  }
+  combine(into.data(), from.data(), std::ssize(into), DType::ComplexFloat, RedOp::PRODUCT);
+  for (std::size_t i = 0; i < into.size(); ++i) {
+    CHECK(into[i].re == expected[i].re && into[i].im == expected[i].im);
+  }
+}
+
 TEST(all_pairs_of_values) {
   for (const Format& format : {kE4M3, kE5M2}) {
     for (const auto red : {RedOp::SUM, RedOp::PRODUCT, RedOp::MIN, RedOp::MAX}) check_combine(format, red);

@@ -354,8 +354,15 @@ TEST(a_handler_that_calls_its_predecessor_is_called_once) {
   sigaction(SIGINT, &python, &usual);
   Interrupts::watch();
   CHECK((counts_of_an_interrupt() == std::array{1, 0, 0}));
-  const auto since = Interrupts::since();
-  CHECK(since && *since >= 0ns && *since < 60s);
+  const auto latest = Interrupts::latest();
+  CHECK(latest && latest->age >= 0ns && latest->age < 60s && latest->turn == Activity::turn_of_main());
+  {
+    const Activity call({.label = &kLabel});
+    CHECK((counts_of_an_interrupt() == std::array{1, 0, 0}));
+    CHECK(Interrupts::latest()->turn == Activity::turn_of_main());
+    CHECK(Activity::all().at(0).turn == Activity::turn_of_main());
+  }
+  CHECK(Interrupts::latest()->turn != Activity::turn_of_main());
   install(later, &before_later);
   for (int i = 0; i < 3; ++i) {
     Interrupts::watch();

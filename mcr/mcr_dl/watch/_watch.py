@@ -164,14 +164,14 @@ class Watch:
             self.losses.fail_operations(self._living())
 
     def _look_at_threads(self) -> None:
-        since_interrupt = _C.since_interrupt()
+        interrupt = _C.latest_interrupt()
         for activity in self._ages.sample():
             tolerated = (activity["label"], activity["backend"]) in self._tolerated and activity["op"] == "connect"
             if activity["waits"] or tolerated:
                 continue
             age = activity["age"]
             main = activity["thread"] == os.getpid()
-            if main and since_interrupt is not None and _PROMPT < since_interrupt < age:
+            if main and interrupt is not None and interrupt[0] > _PROMPT and interrupt[1] == activity["turn"]:
                 text = f"{name_of(activity)}: interrupted after {age:.1f} s in a call that cannot be left otherwise"
                 self._end_process(f"KeyboardInterrupt: {text}", EXIT_INTERRUPTED)
             lost = _C.lost(activity["label"]) if self.losses.overdue else None

@@ -210,9 +210,11 @@ void set_detail(bool detail) {
   if (detail && usual_end == nullptr) usual_end = std::set_terminate(end_with_reason);
 }
 
-std::optional<double> since_interrupt() {
-  const auto time = Interrupts::since();
-  return time ? std::optional<double>(seconds(*time)) : std::nullopt;
+// The seconds since the latest Ctrl-C, and the turn of the main thread's activity at which it came.
+std::optional<std::pair<double, uint64_t>> latest_interrupt() {
+  const auto latest = Interrupts::latest();
+  if (!latest) return std::nullopt;
+  return std::pair(seconds(latest->age), latest->turn);
 }
 
 int exit_code = 0;
@@ -266,7 +268,7 @@ void add_watch(py::module_& module) {
   module.def("set_detail", set_detail);
   module.def("set_explainer", [](const py::object& function) { set_explainer(function.ptr()); });
   module.def("watch_interrupts", Interrupts::watch);
-  module.def("since_interrupt", since_interrupt);
+  module.def("latest_interrupt", latest_interrupt);
 }
 
 }  // namespace mcr::python
