@@ -118,6 +118,7 @@ def test_asynchronous_calls_have_their_own_curves(pools: Pools, tmp_path: Path) 
             "asynchronous": ("gloo", "2 ranks, all_reduce, float, asynchronous"),
             "of another type": ("gloo", "2 ranks, all_reduce, half, asynchronous (the nearest that was measured)"),
             "not measured": ("mpi", "2 ranks, broadcast, any, asynchronous (the nearest that was measured)"),
+            "demo": "gloo",
             "call": "gloo",
         }
 

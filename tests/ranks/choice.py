@@ -12,9 +12,11 @@ import torch
 
 import mcr_dl
 from mcr_dl import _C
+from mcr_dl.examples import moe, moe_model
 from ranks import session
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.int32)
+_DEMO = moe_model.Shape(width=32, blocks=2, hidden=32, context=32)
 
 
 def _move(name: str, count: int, dtype: torch.dtype) -> dict[str, Any]:
@@ -129,7 +131,7 @@ def questions(folder: str, seed: int, count: int) -> tuple[str, int]:
 
 
 def forms(path: str) -> dict[str, Any]:
-    """The choices for blocking and asynchronous calls, and the candidate that does an asynchronous one."""
+    """The choices for blocking and asynchronous calls, what the demo prints, and the candidate that does a call."""
     session.stop()
     mcr_dl.init_process_group(["mpi", "gloo"], tuning_table=path)
 
@@ -144,6 +146,7 @@ def forms(path: str) -> dict[str, Any]:
         "asynchronous": chosen("all_reduce", async_op=True),
         "of another type": chosen("all_reduce", async_op=True, dtype=torch.bfloat16),
         "not measured": chosen("broadcast", async_op=True),
+        "demo": moe._Explained(_DEMO, windows=2, megabytes=0.3).setting().lines[-1].split(": ")[2].partition(",")[0],
         "call": str(work).split("mcr_dl.Work ")[1].partition(".")[0],
     }
     session.stop()

@@ -181,8 +181,12 @@ class _Explained(Workload):
 
     def setting(self) -> records.Setting:
         found = super().setting()
-        for kind, name in ((ALL_TO_ALL, "exchange_bytes"), (ALL_REDUCE, "largest_bucket_bytes")):
-            explanation = dist.explain(kind, found.details[name], dtype=self.gradients.dtype)
+        exchange, bucket = found.details["exchange_bytes"], found.details["largest_bucket_bytes"]
+        for kind, nbytes, dtype in (
+            (ALL_TO_ALL, exchange, torch.float32),
+            (ALL_REDUCE, bucket, self.gradients.dtype),
+        ):
+            explanation = dist.explain(kind, nbytes, dtype=dtype, async_op=True)  # as Comm makes its calls
             found.lines.append(f"auto: {explanation}")
         return found
 
