@@ -13,7 +13,6 @@ does for accelerators, whose computation they emulate.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,7 @@ from mcr_dl.commands.arguments import Parser, backend_names, checked
 from mcr_dl.commands.console import Console, bars
 from mcr_dl.commands.pictures import save_figure
 from mcr_dl.examples import bytescheduler_models as models
-from mcr_dl.examples import program, report
+from mcr_dl.examples import mixes, program, report
 
 TURN = 10  # steps
 TURNS = 4  # of each way, at least: the quartiles are over turns
@@ -87,13 +86,9 @@ def _plan(model: dist.schedule.ByteScheduler) -> dict[str, Any]:
 
 
 def _communication(nbytes: int, group: Any) -> float:
-    """Milliseconds of one all_reduce of all gradients."""
-    gradient, seconds = torch.zeros(nbytes // 4), []
-    for _ in range(6):
-        dist.barrier(group)
-        begin = time.perf_counter()
-        dist.all_reduce(gradient, group=group)
-        seconds.append(time.perf_counter() - begin)
+    """Milliseconds of one all_reduce of all gradients, on the slowest rank."""
+    gradient = torch.zeros(nbytes // 4)
+    seconds = [mixes.slowest_seconds(lambda: dist.all_reduce(gradient, group=group), group) for _ in range(6)]
     return 1e3 * median(seconds[1:])
 
 

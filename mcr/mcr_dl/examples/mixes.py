@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import product
 from statistics import median
 from typing import Any
+
+import torch
 
 import mcr_dl as dist
 from mcr_dl.examples.comm import Comm, Route, Split
@@ -34,7 +37,8 @@ def uses_several(mix: Mix) -> bool:
 def measure(
     rehearse: Rehearsal, mixes: Sequence[Mix], groups: Mapping[str, Any], *, rounds: int = 3, repeats: int = 3
 ) -> list[float]:
-    """Seconds of a step's communication for each mix: the lowest of the rounds' medians, equal on all ranks.
+    """Seconds of a step's communication on the slowest rank, for each mix: the lowest of the rounds' medians. Equal on
+    all ranks.
 
     Args:
         rehearse: makes the calls of one step, with its waits.
@@ -48,17 +52,18 @@ def measure(
         rehearse(comm)
     for _ in range(rounds):
         for comm, kept in zip(comms, times, strict=True):
-            kept.append(median(_seconds(rehearse, comm) for _ in range(repeats)))
-    figures = [[min(kept) for kept in times]]
-    dist.broadcast_object_list(figures, src=0)
-    return figures[0]
+            kept.append(median(slowest_seconds(partial(rehearse, comm)) for _ in range(repeats)))
+    return [min(kept) for kept in times]
 
 
-def _seconds(rehearse: Rehearsal, comm: Comm) -> float:
-    dist.barrier()
+def slowest_seconds(run: Callable[[], object], group: Any = None) -> float:
+    """Seconds that ``run`` takes on the group's slowest rank, after a barrier; equal on all its ranks."""
+    dist.barrier(group)
     start = time.perf_counter()
-    rehearse(comm)
-    return time.perf_counter() - start
+    run()
+    took = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
+    dist.all_reduce(took, dist.ReduceOp.MAX, group=group, codec="none")
+    return float(took)
 
 
 def splits(kinds: Sequence[str], backends: Sequence[str], seconds: Mapping[str, float]) -> list[dict[str, Route]]:
