@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, settings, strategies
+from torch.multiprocessing.spawn import ProcessExitedException
 from torch.nn import functional
 
 from harness import Pools, launchers
@@ -313,6 +314,22 @@ def test_typing_error(name: str) -> None:
     assert done.returncode == 2
     wanted = f"python -m mcr_dl.examples.{name}: error: unrecognized arguments: --stepps 3; did you mean --steps?\n"
     assert done.stderr == wanted
+
+
+@pytest.mark.parametrize(
+    ("ended", "code", "error"), [(-9, 137, "rank 1 was ended by SIGKILL\n"), (-99, 227, "signal 99\n"), (7, 7, "")]
+)
+def test_a_rank_that_ends(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ended: int, code: int, error: str
+) -> None:
+    """The job's exit code is the rank's, or says by which signal it was ended, as one line does."""
+
+    def start(*_: object) -> None:
+        raise ProcessExitedException("", error_index=1, error_pid=1, exit_code=ended)
+
+    monkeypatch.setattr(program, "start_processes", start)
+    assert program.main(gpt.run, gpt.Options()) == code
+    assert capsys.readouterr().err.endswith(error)
 
 
 def _figures(folder: Path, *arguments: str) -> tuple[list[int], str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -33,6 +32,7 @@ from mcr_dl.commands.arguments import (
     command,
     count,
     device,
+    failure_of,
     leave_output,
     local_ranks,
     one_of,
@@ -287,13 +287,7 @@ def _start_ranks(settings: Settings, ranks: int) -> int:
     except KeyboardInterrupt:
         print(f"{_PROGRAM}: interrupted", file=sys.stderr)
         return INTERRUPTED
-    if failure is None:
-        return 0
-    rank, code = failure
-    if code < 0:
-        print(f"{_PROGRAM}: error: rank {rank} was ended by {signal.Signals(-code).name}", file=sys.stderr)
-        return 128 - code
-    return code
+    return 0 if failure is None else failure_of(*failure, f"{_PROGRAM}: error: ")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -214,6 +214,15 @@ def leave_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def failure_of(rank: int, code: int, prefix: str = "") -> int:
+    """The exit code of a job whose rank has ended with this one. Reports a signal that has ended it."""
+    if code >= 0:
+        return code
+    known = {each.value: each.name for each in signal.Signals}
+    print(f"{prefix}rank {rank} was ended by {known.get(-code, f'signal {-code}')}", file=sys.stderr)
+    return 128 - code  # as a shell's
+
+
 def exit_code(program: str, run: Callable[[], int]) -> int:
     """Run a command; returns its exit code. An error is one line and exit code 2.
 

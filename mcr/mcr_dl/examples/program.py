@@ -392,5 +392,5 @@ def main(run: Callable[[Given], int], options: Given) -> int:
         print(f"rank {error.error_index} failed, and with it the job:{error}", file=sys.stderr)
         return 1
     except ProcessExitedException as error:
-        return error.exit_code if error.exit_code > 0 else 1
+        return arguments.failure_of(error.error_index, error.exit_code)
     return 0

@@ -278,8 +278,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             ranks[rank].start()
     for each in ranks:
         each.join()
-    left = [each.exitcode or 0 for rank, each in enumerate(ranks) if options.rejoin or rank not in options.lose]
-    return next((abs(status) for status in left if status), 0)
+    for rank, each in enumerate(ranks):
+        if each.exitcode and (options.rejoin or rank not in options.lose):
+            return arguments.failure_of(rank, each.exitcode)
+    return 0
 
 
 if __name__ == "__main__":
