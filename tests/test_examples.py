@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -314,6 +315,19 @@ def test_typing_error(name: str) -> None:
     assert done.returncode == 2
     wanted = f"python -m mcr_dl.examples.{name}: error: unrecognized arguments: --stepps 3; did you mean --steps?\n"
     assert done.stderr == wanted
+
+
+_OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+_SLURM = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_NODEID": "1"}
+
+
+@pytest.mark.parametrize(("variables", "threads"), [(_OPEN_MPI, 4), (_SLURM, 4), ({}, 2)])
+def test_threads(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], threads: int) -> None:
+    """The host's cores, divided by its own ranks; without a launcher, by all."""
+    with mock.patch.dict(os.environ, variables, clear=True):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+        monkeypatch.setattr(program.dist, "get_world_size", lambda: 4)
+        assert program.threads() == threads
 
 
 @pytest.mark.parametrize(

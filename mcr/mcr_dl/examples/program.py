@@ -122,7 +122,7 @@ def rise(optimizer: torch.optim.Optimizer, rate: float, step: int) -> None:
 
 def threads() -> int:
     """Computing threads of a rank: the usable cores, divided by the ranks of this host."""
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
+    local = dist.get_world_size() if launcher.detect().launcher == "none" else launcher.local_size()
     return max(1, len(os.sched_getaffinity(0)) // local)
 
 
