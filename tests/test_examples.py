@@ -317,6 +317,15 @@ def test_typing_error(name: str) -> None:
     assert done.stderr == wanted
 
 
+@pytest.mark.parametrize(
+    ("steps", "turn", "turns"), [(120, 10, 12), (29, 10, 3), (20, 10, 2), (19, 10, 2), (3, 2, 2), (1, 1, 2)]
+)
+def test_steps_are_rounded_up(steps: int, turn: int, turns: int) -> None:
+    """To whole turns of at most ten steps, of which the first is not measured."""
+    options = gpt.parse(["--no-chart", "--steps", str(steps)])
+    assert (options.turn, options.turns) == (turn, turns)
+
+
 _OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
 _SLURM = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_NODEID": "1"}
 

@@ -47,7 +47,7 @@ class Options(program.Options):
 def measure(model: str, steps: int, search: bool, group: Any, progress: Any) -> dict[str, Any]:
     """Step times of all ways with one model: milliseconds by turn."""
     trainers = {name: models.Trainer(model, wrap, group) for name, wrap in models.ways(group, search).items()}
-    rounds = steps // TURN
+    rounds = -(-steps // TURN)
     task = progress.add_task(model, total=(rounds + 1) * len(trainers))
     for trainer in trainers.values():
         trainer.warm_up()

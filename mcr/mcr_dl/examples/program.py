@@ -49,6 +49,11 @@ class Options:
     json: Path = Path("demo-results/example.json")
     trace: Path | None = None
 
+    @property
+    def turns(self) -> int:
+        """Turns of each mode: as many as the steps need, and two at least, as the first is not measured."""
+        return max(2, -(-self.steps // self.turn))
+
 
 class WorkloadError(ValueError):
     """The model cannot be trained with the given options; the text says what to do about it."""
@@ -187,9 +192,9 @@ def train(trainers: Sequence[Trainer], options: Options, console: Console) -> No
     """Train all models in turns of some steps; the first turn of each warms up and is not measured."""
     for trainer in trainers:
         trainer.record.loss_start = trainer.held_out_loss()
-    turns = max(2, options.steps // options.turn)
-    with report.Progress(console, [trainer.record for trainer in trainers], turns * options.turn) as progress:
-        for turn in range(turns):
+    steps = options.turns * options.turn
+    with report.Progress(console, [trainer.record for trainer in trainers], steps) as progress:
+        for turn in range(options.turns):
             first = turn % len(trainers)
             for trainer in [*trainers[first:], *trainers[:first]]:
                 # The first turn has no region: summaries of the trace then leave it out, as the report does.
@@ -271,13 +276,16 @@ def run(make: Callable[[], Workload], options: Options) -> int:
 Given = TypeVar("Given", bound=Options)
 
 
-def parser(module: str, summary: str, *, steps: int) -> arguments.Parser:
-    """The command line of all programs; each program adds its own sizes."""
+TURNS_TEXT = f"training steps of each mode, rounded up to whole turns of at most {Options.turn}"
+
+
+def parser(module: str, summary: str, *, steps: int, text: str = TURNS_TEXT) -> arguments.Parser:
+    """The command line of all programs; each program adds its own sizes. ``text``: the help for the steps."""
     short = module.rpartition(".")[2]
     result = arguments.program(f"python -m {module}", summary)
     ranks = arguments.checked(arguments.local_ranks(1))
     result.add_argument("--nproc", type=ranks, default=2, help="ranks to start, where no launcher has (default: 2)")
-    result.add_argument("--steps", type=int, default=steps, help=f"training steps of each mode (default: {steps})")
+    result.add_argument("--steps", type=int, default=steps, help=f"{text} (default: {steps})")
     chart = Path(f"demo-results/{short}.png")
     result.add_argument("--chart", type=Path, default=chart, metavar="PNG", help="where the chart goes")
     result.add_argument(
@@ -346,7 +354,7 @@ def common(given: argparse.Namespace) -> dict[str, Any]:
     return {
         "nproc": given.nproc,
         "steps": given.steps,
-        "turn": max(1, min(Options.turn, given.steps // 2)),
+        "turn": min(Options.turn, -(-given.steps // 2)),
         "chart": None if given.no_chart else given.chart,
         "json": given.chart.with_suffix(".json"),
         "trace": given.trace,

@@ -218,7 +218,9 @@ def _show(console: Console, training: Training, options: Options) -> None:
 
 def parse(argv: Sequence[str] | None = None) -> Options:
     """Read the command line; exits with an error text if something in it is wrong."""
-    parser = program.parser("mcr_dl.examples.syndicate", __doc__.split("\n", maxsplit=1)[0], steps=150)
+    parser = program.parser(
+        "mcr_dl.examples.syndicate", __doc__.split("\n", maxsplit=1)[0], steps=150, text="training steps"
+    )
     parser.add_argument("--model", choices=list(MODELS), default="dlrm", help="whose steps run (default: dlrm)")
     batch = arguments.checked(arguments.count(1))
     parser.add_argument("--batch", type=batch, default=0, help="samples or windows of each rank in a step")
