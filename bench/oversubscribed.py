@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""More ranks than cores: MPICH's shared-memory algorithms against its general ones (see mcr_dl.libraries.registry).
+"""More ranks than cores: MPICH's shared-memory algorithms against its general ones (see mcr_dl.libraries.mpi).
 
-Starts 4 ranks twice, with MCR-DL's settings and with MPICH's own choice, and prints µs per call on rank 0.
+Starts two ranks for each core, first with MCR-DL's settings (SHARED_CORES) and then with MPICH's own choice, and prints
+µs per call on rank 0.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@
     torchrun --nproc-per-node 2 -m mcr_dl.examples.moe
     mpiexec -n 2 python -m mcr_dl.examples.moe
 
-One program holds four models, made from one seed and trained on the same text. They differ only in the backends that
-their collectives name: all on gloo, all on mpi, all on shm, a mix (all_to_all on one backend and all_reduce on
-another), or `auto`, which chooses by measurements of this machine. They take turns of some steps, so that a disturbance
-of the machine affects all of them. The final losses must agree.
+One program holds a model for each mode, made from one seed and trained on the same text. They differ only in the
+backends that their collectives name: all on gloo, all on mpi, all on shm, a mix (all_to_all on one backend and
+all_reduce on another), or `auto`, which chooses by measurements of this machine. They take turns of some steps, so that
+a disturbance of the machine affects all of them. The final losses must agree.
 
 With ``--codec bf16`` (or several codecs) the models are one on auto without compression and one for each codec, with
 all collectives of the training compressed; their losses must be close.
