@@ -30,7 +30,7 @@ from mcr_dl.examples import program
 from mcr_dl.examples import record as records
 from mcr_dl.examples.comm import Comm, Pending
 from mcr_dl.examples.dlrm_model import Batch, Clicks, Dense, Shape, Tables
-from mcr_dl.examples.parallel import GradientAverage
+from mcr_dl.examples.parallel import GradientAverage, bucket_tensors
 
 RATE = 1e-3  # of the perceptrons, Adam
 TABLE_RATE = 0.05  # of the tables, Adagrad, which updates only the rows that were looked up
@@ -159,8 +159,9 @@ class Workload(program.Workload):
         self.exact = exact
         if not exact:
             self.tolerance = ROUNDED_TOLERANCE
-        self.gradients = GradientAverage(dense, Comm({}), program.BUCKET_BYTES, exact=exact)
-        self.buckets = [torch.zeros_like(bucket.flat) for bucket in self.gradients.buckets]
+        self.buckets = bucket_tensors(dense, ranks, program.BUCKET_BYTES, exact=exact)
+        self.exchange_elements = self.samples // ranks * shape.tables * shape.width
+        self.rehearsed = [torch.zeros(self.exchange_elements) for _ in range(3)]
 
     def trainer(self, mode: str, comm: Comm, bucket_bytes: int = program.BUCKET_BYTES) -> Trainer:
         """A model in its initial state."""
@@ -168,12 +169,11 @@ class Workload(program.Workload):
 
     def rehearse(self, comm: Comm) -> None:
         """Run the next batch's exchange, the averages and the gradients' exchange at once."""
-        elements = self.samples // dist.get_world_size() * self.shape.tables * self.shape.width
-        vectors = torch.zeros(elements)
-        pending = [comm.all_to_all(torch.empty_like(vectors), vectors)]
+        vectors, arriving, returning = self.rehearsed
+        pending = [comm.all_to_all(arriving, vectors)]
         above = len(self.buckets) - 1  # the last bucket belongs to the layers below
         pending += [comm.all_reduce(bucket) for bucket in self.buckets[:above]]
-        pending.append(comm.all_to_all(torch.empty_like(vectors), vectors))
+        pending.append(comm.all_to_all(returning, vectors))
         pending += [comm.all_reduce(bucket) for bucket in self.buckets[above:]]
         for work in pending:
             work.wait()
@@ -181,9 +181,9 @@ class Workload(program.Workload):
     def setting(self) -> records.Setting:
         """The training's model and data."""
         ranks, shape = dist.get_world_size(), self.shape
-        exchange = 4 * self.samples // ranks * shape.tables * shape.width
+        exchange = 4 * self.exchange_elements
         reduce = sum(bucket.nbytes for bucket in self.buckets)
-        dtype = str(self.gradients.dtype).removeprefix("torch.")
+        dtype = str(self.buckets[0].dtype).removeprefix("torch.")
         layers = [
             "-".join(map(str, part))
             for part in ((shape.dense, *shape.below), (shape.width + shape.pairs, *shape.above))

@@ -29,7 +29,7 @@ from mcr_dl.examples import program, text
 from mcr_dl.examples import record as records
 from mcr_dl.examples.comm import ACTIVATIONS, GRADIENTS, Comm, Layout, Pending
 from mcr_dl.examples.gpt_model import LanguageModel, Place, Shape
-from mcr_dl.examples.parallel import GradientAverage
+from mcr_dl.examples.parallel import GradientAverage, bucket_tensors
 
 RATE = 3e-3
 MODEL_RANKS = 2  # that share a model
@@ -138,11 +138,9 @@ class Workload(program.Workload):
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.buckets: list[torch.Tensor] = []
         if self.grid.copies > 1:
-            groups = {GRADIENTS: self.grid.copies}
-            average = GradientAverage(model, _Sizes(groups), program.BUCKET_BYTES, kind=GRADIENTS)
-            self.buckets = [torch.zeros_like(bucket.flat) for bucket in average.buckets]
+            self.buckets = bucket_tensors(model, self.grid.copies, program.BUCKET_BYTES)
         self.reduces = 4 * shape.blocks if self.grid.parts > 1 else 0  # two forward, two backward
-        self.elements = self.windows * shape.context * shape.width
+        self.activations = torch.zeros(self.windows * shape.context * shape.width)  # of the rehearsal
 
     def layout(self) -> Layout:
         """Activations in pairs of ranks, gradients among the ranks with the same part of the model."""
@@ -154,14 +152,13 @@ class Workload(program.Workload):
 
     def rehearse(self, comm: Comm) -> None:
         """Run the activations in sequence; the gradients start among those of the backward pass."""
-        activations = torch.zeros(self.elements)
         pending: list[Pending] = []
         forward = self.reduces // 2
         for index in range(self.reduces):
             if index > forward:  # a bucket is full after the first layers of the backward pass
                 share = self.buckets[index - forward - 1 :: self.reduces - forward - 1]
                 pending += [comm.all_reduce(bucket, GRADIENTS) for bucket in share]
-            comm.all_reduce(activations, ACTIVATIONS).wait()
+            comm.all_reduce(self.activations, ACTIVATIONS).wait()
         if not self.reduces:
             pending += [comm.all_reduce(bucket, GRADIENTS) for bucket in self.buckets]
         for work in pending:
@@ -181,7 +178,7 @@ class Workload(program.Workload):
             "ranks_of_a_model": grid.parts,
             "models": grid.copies,
             "activation_reduces": self.reduces,
-            "activation_bytes": 4 * self.elements,
+            "activation_bytes": self.activations.nbytes,
             "buckets": len(self.buckets),
             "reduce_bytes": reduce,
         }
@@ -189,7 +186,7 @@ class Workload(program.Workload):
             f"{details['text_bytes'] / 1e6:.1f} MB of {self.corpus.name}",
             f"{grid.copies} model{'s' * (grid.copies > 1)} on {grid.parts} rank{'s' * (grid.parts > 1)} each, "
             f"{self.parameters / 1e6:.2f} M parameters a rank, {tokens} tokens a step",
-            f"Each step and rank: {self.reduces} all_reduce of activations of {4 * self.elements / 1e6:.2f} MB, "
+            f"Each step and rank: {self.reduces} all_reduce of activations of {self.activations.nbytes / 1e6:.2f} MB, "
             f"{len(self.buckets)} of gradients of {reduce / 1e6:.2f} MB together",
         ]
         return records.Setting(
@@ -204,17 +201,6 @@ class Workload(program.Workload):
             lines=lines,
             details=details,
         )
-
-
-class _Sizes(Comm):
-    """Knows the sizes of its groups, and carries nothing."""
-
-    def __init__(self, sizes: dict[str, int]) -> None:
-        super().__init__({})
-        self._sizes = sizes
-
-    def ranks(self, kind: str) -> int:
-        return self._sizes[kind]
 
 
 @dataclass

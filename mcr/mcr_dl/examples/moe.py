@@ -32,7 +32,7 @@ from mcr_dl.examples import program, report, text
 from mcr_dl.examples import record as records
 from mcr_dl.examples.comm import ALL_REDUCE, ALL_TO_ALL, Comm, Pending
 from mcr_dl.examples.moe_model import LanguageModel, Shape
-from mcr_dl.examples.parallel import GradientAverage
+from mcr_dl.examples.parallel import GradientAverage, bucket_tensors
 
 RATE = 3e-3
 BALANCE = 0.01  # weight of the load-balance loss
@@ -104,9 +104,10 @@ class Workload(program.Workload):
         self.corpus = text.load(source, limit=int(megabytes * 1e6), least=100 * ranks * shape.context)
         model = LanguageModel(self.shape, Comm({}), seed)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
-        self.gradients = GradientAverage(model, Comm({}), program.BUCKET_BYTES)
+        self.buckets = bucket_tensors(model, ranks, program.BUCKET_BYTES)
         self.exchanges = 4 * self.shape.expert_blocks  # to the experts and back, forward and backward
         self.exchange_elements = self.shape.experts * self.shape.slots(self.windows * shape.context) * shape.width
+        self.rehearsed = [torch.zeros(self.exchange_elements) for _ in range(2)]
 
     def trainer(self, mode: str, comm: Comm, bucket_bytes: int = program.BUCKET_BYTES) -> Trainer:
         """A model in its initial state."""
@@ -114,22 +115,19 @@ class Workload(program.Workload):
 
     def rehearse(self, comm: Comm) -> None:
         """Run the exchanges in sequence; the all_reduces start among those of the backward pass."""
-        tokens = torch.zeros(self.exchange_elements)
-        output = torch.empty_like(tokens)
         pending: list[Pending] = []
         forward = self.exchanges // 2
         for index in range(self.exchanges):
             if index >= forward:
-                share = self.gradients.buckets[index - forward :: self.exchanges - forward]
-                pending += [comm.all_reduce(torch.zeros_like(bucket.flat)) for bucket in share]
-            comm.all_to_all(output, tokens).wait()
+                share = self.buckets[index - forward :: self.exchanges - forward]
+                pending += [comm.all_reduce(bucket) for bucket in share]
+            comm.all_to_all(*self.rehearsed).wait()
         for work in pending:
             work.wait()
 
     def setting(self) -> records.Setting:
         """The training's model and data."""
         ranks = dist.get_world_size()
-        flat = [bucket.flat for bucket in self.gradients.buckets]
         tokens = ranks * self.windows * self.shape.context
         details: dict[str, Any] = {
             "text": self.corpus.name,
@@ -138,17 +136,18 @@ class Workload(program.Workload):
             "experts": self.shape.experts,
             "exchanges": self.exchanges,
             "exchange_bytes": 4 * self.exchange_elements,
-            "buckets": len(flat),
-            "largest_bucket_bytes": max(each.nbytes for each in flat),
-            "reduce_bytes": sum(each.nbytes for each in flat),
-            "reduce_dtype": str(self.gradients.dtype).removeprefix("torch."),
+            "buckets": len(self.buckets),
+            "largest_bucket_bytes": max(bucket.nbytes for bucket in self.buckets),
+            "reduce_bytes": sum(bucket.nbytes for bucket in self.buckets),
+            "reduce_dtype": str(self.buckets[0].dtype).removeprefix("torch."),
         }
         lines = [
             f"{details['text_bytes'] / 1e6:.1f} MB of {self.corpus.name}",
             f"{self.parameters / 1e6:.2f} M parameters a rank, {self.shape.experts} experts over all ranks, "
             f"{tokens} tokens a step",
             f"Each step and rank: {self.exchanges} all_to_all of {details['exchange_bytes'] / 1e6:.2f} MB, "
-            f"{len(flat)} all_reduce of {details['reduce_bytes'] / 1e6:.2f} MB together ({details['reduce_dtype']})",
+            f"{details['buckets']} all_reduce of {details['reduce_bytes'] / 1e6:.2f} MB together "
+            f"({details['reduce_dtype']})",
         ]
         return records.Setting(
             title=f"Mixture-of-experts language model, {ranks} rank{'s' * (ranks != 1)}, {self.shape.experts} experts, "
@@ -184,7 +183,7 @@ class _Explained(Workload):
         exchange, bucket = found.details["exchange_bytes"], found.details["largest_bucket_bytes"]
         for kind, nbytes, dtype in (
             (ALL_TO_ALL, exchange, torch.float32),
-            (ALL_REDUCE, bucket, self.gradients.dtype),
+            (ALL_REDUCE, bucket, self.buckets[0].dtype),
         ):
             explanation = dist.explain(kind, nbytes, dtype=dtype, async_op=True)  # as Comm makes its calls
             found.lines.append(f"auto: {explanation}")

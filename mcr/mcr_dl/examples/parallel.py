@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -81,9 +81,9 @@ class _Finish(torch.autograd.Function):
 class _Bucket:
     """Parameters whose gradients travel in one all_reduce."""
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], dtype: torch.dtype) -> None:
-        self.flat = torch.empty(sum(parameter.numel() for parameter in parameters), dtype=dtype)
-        parts = torch.split(self.flat, [parameter.numel() for parameter in parameters])
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], flat: torch.Tensor) -> None:
+        self.flat = flat
+        parts = torch.split(flat, [parameter.numel() for parameter in parameters])
         self.places = {parameter: part.view_as(parameter) for parameter, part in zip(parameters, parts, strict=True)}
         self.missing = len(parameters)
         self.pending: Pending | None = None
@@ -117,10 +117,9 @@ class GradientAverage:
         self._comm = comm
         self._kind = kind
         self._ranks = comm.ranks(kind)
-        self.dtype = torch.float64 if exact and self._ranks > 2 else torch.float32
         self._experts = [parameter for parameter in model.parameters() if is_expert(parameter)]
-        dense = [parameter for parameter in model.parameters() if not is_expert(parameter)]
-        self.buckets = [_Bucket(group, self.dtype) for group in _grouped(reversed(dense), bucket_bytes)]
+        flat = bucket_tensors(model, self._ranks, bucket_bytes, exact=exact)
+        self.buckets = list(map(_Bucket, _grouped(model, bucket_bytes), flat))
         for bucket in self.buckets:
             for parameter in bucket.places:
                 parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
@@ -161,10 +160,20 @@ def is_expert(parameter: torch.Tensor) -> bool:
     return getattr(parameter, "expert", False)
 
 
-def _grouped(parameters: Iterable[torch.nn.Parameter], limit: int) -> Iterator[list[torch.nn.Parameter]]:
+def bucket_tensors(model: torch.nn.Module, ranks: int, bucket_bytes: int, *, exact: bool = True) -> list[torch.Tensor]:
+    """The tensors in which GradientAverage sums a model's gradients over this number of ranks, as zeros."""
+    dtype = torch.float64 if exact and ranks > 2 else torch.float32
+    groups = _grouped(model, bucket_bytes)
+    return [torch.zeros(sum(parameter.numel() for parameter in group), dtype=dtype) for group in groups]
+
+
+def _grouped(model: torch.nn.Module, limit: int) -> Iterator[list[torch.nn.Parameter]]:
+    """The parameters of each bucket, without those of experts."""
     group: list[torch.nn.Parameter] = []
     size = 0
-    for parameter in parameters:
+    for parameter in reversed(list(model.parameters())):
+        if is_expert(parameter):
+            continue
         bytes_ = parameter.numel() * parameter.element_size()
         if group and size + bytes_ > limit:
             yield group
