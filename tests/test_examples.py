@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -198,6 +199,14 @@ def test_syndicate_program(tmp_path: Path) -> None:
     assert report["events"][0]["what"] == "planned"
     assert len(report["turns"][0]["ms"]) == 4
     assert chart.stat().st_size > 0
+
+
+def test_syndicate_without_a_plan(tmp_path: Path) -> None:
+    """One line says why there is no chart."""
+    found: Any = SimpleNamespace(graph=None)
+    said = syndicate._draw(found, syndicate.Options(steps=20), tmp_path / "plans.png")
+    assert said == "No chart: no iteration was found in 20 steps; give more --steps"
+    assert not list(tmp_path.iterdir())
 
 
 def test_syndicate_program_with_another_model(tmp_path: Path) -> None:

@@ -207,13 +207,19 @@ def _show(console: Console, training: Training, options: Options) -> None:
     console.say(f"Figures: {options.json}")
     if options.timeline is not None:
         console.say(_traced(training, options.timeline))
+    if options.chart is not None:
+        console.say(_draw(syndicate, options, options.chart))
+
+
+def _draw(syndicate: dist.schedule.Syndicate, options: Options, chart: Path) -> str:
+    """Draw the simulated timelines and keep the graph. Returns where they are, or why there are none."""
     graph = syndicate.graph
-    if graph is None or options.chart is None:
-        return
+    if graph is None:
+        return f"No chart: no iteration was found in {options.steps} steps; give more --steps"
     syndicate.save(options.json.with_suffix(".graph.json"))
     planner = Planner(graph)
-    plot(planner, [planner.program_order(), planner.search(budget=options.budget).plan], options.chart)
-    console.say(f"Simulated timelines without and with a plan: {options.chart}")
+    plot(planner, [planner.program_order(), planner.search(budget=options.budget).plan], chart)
+    return f"Simulated timelines without and with a plan: {chart}"
 
 
 def parse(argv: Sequence[str] | None = None) -> Options:
