@@ -261,7 +261,7 @@ def _record(mode: str, seconds: list[float]) -> record.Record:
 def test_auto_must_not_be_slower() -> None:
     """Than the fastest library, in most turns and by more than the noise."""
     known = {"title": "", "ranks": 2, "threads": 1, "unit": "tokens", "per_step": 8, "loss_unit": "", "turn": 1}
-    setting = record.Setting(**known, trial_seconds={}, lines=[], details={})
+    setting = record.Setting(**known, lines=[], details={})
     slow, fast = _record("gloo", [2.0, 2.0, 2.2, 2.0, 2.0]), _record("mpi", [1.0, 1.0, 1.1, 1.0, 1.0])
     mixed = _record("mixed", [0.5] * 5)  # not a library
     mixed.backends["all_reduce"] = "mpi 67% + gloo 33%"

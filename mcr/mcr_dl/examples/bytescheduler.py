@@ -128,29 +128,26 @@ def table(row: dict[str, Any]) -> Table:
 
 def draw(rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:
     """A bar for each way and model, and the lower bound as a line."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, len(rows), figsize=(4.2 * len(rows), 4), squeeze=False)
-    for place, row in zip(axes[0], rows, strict=True):
+    figure = Figure(figsize=(4.2 * len(rows), 4))
+    grid: Any = figure.subplots(1, len(rows), squeeze=False)
+    for axes, row in zip(grid[0], rows, strict=True):
         names = list(row["turns"])
         values = [median(row["turns"][name]) for name in names]
-        place.barh(
+        axes.barh(
             names[::-1], values[::-1], color=["#3a8f5c" if n == models.SCHEDULED else "#3572b0" for n in names][::-1]
         )
-        place.axvline(bound(row), color="#333333", linestyle=":", linewidth=1)
-        place.set_title(f"{row['model']}, {row['bytes'] / 1e6:.1f} MB", loc="left", fontsize=11)
-        place.set_xlabel("ms per step, median; dotted: lower bound")
-        place.spines[["top", "right"]].set_visible(False)
-        if place is not axes[0][0]:
-            place.set_yticklabels([])
+        axes.axvline(bound(row), color="#333333", linestyle=":", linewidth=1)
+        axes.set_title(f"{row['model']}, {row['bytes'] / 1e6:.1f} MB", loc="left", fontsize=11)
+        axes.set_xlabel("ms per step, median; dotted: lower bound")
+        axes.spines[["top", "right"]].set_visible(False)
+        if axes is not grid[0][0]:
+            axes.set_yticklabels([])
     figure.suptitle(title, x=0.01, ha="left", fontsize=12)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     save_figure(figure, path, dpi=120)
-    pyplot.close(figure)
 
 
 def run(options: Options) -> int:

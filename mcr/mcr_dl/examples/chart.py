@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mcr_dl.commands.pictures import INK, save_figure, style
 from mcr_dl.examples.record import Record, Setting, gains, share, speed, spread
@@ -20,14 +20,14 @@ SHADES = (1.0, 0.55)  # by kind of operation
 
 def draw(setting: Setting, records: Sequence[Record], path: Path) -> None:
     """Draw speed, communication and losses of all modes into a PNG file."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
 
     titles = {"axes.titlesize": 11, "axes.titleweight": "bold", "axes.titlelocation": "left"}
-    with pyplot.rc_context(style(10) | titles):
-        figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(12, 4.2), width_ratios=(1, 1.15, 1.25))
+    with rc_context(style(10) | titles):
+        figure = Figure(figsize=(12, 4.2))
+        axes: Any = figure.subplots(1, 3, width_ratios=(1, 1.15, 1.25))
+        left, middle, right = axes
         _draw_speed(left, setting, records)
         _draw_communication(middle, records)
         _draw_loss(right, setting, records)
@@ -36,7 +36,6 @@ def draw(setting: Setting, records: Sequence[Record], path: Path) -> None:
         figure.tight_layout(rect=(0, 0, 1, 0.99))
         path.parent.mkdir(parents=True, exist_ok=True)
         save_figure(figure, path, dpi=150)
-        pyplot.close(figure)
 
 
 def _color(mode: str, index: int) -> str:

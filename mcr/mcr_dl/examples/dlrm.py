@@ -196,8 +196,6 @@ class Workload(program.Workload):
             unit="samples",
             per_step=self.samples,
             loss_unit="nats per sample",
-            turn=0,
-            trial_seconds={},
             lines=[
                 f"{self.samples} samples a step",
                 f"Perceptrons {layers[0]} and {layers[1]}: {self.parameters / 1e6:.2f} M parameters on every rank; "

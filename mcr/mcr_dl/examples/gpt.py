@@ -196,8 +196,6 @@ class Workload(program.Workload):
             unit="tokens",
             per_step=tokens,
             loss_unit="nats per byte",
-            turn=0,
-            trial_seconds={},
             lines=lines,
             details=details,
         )

@@ -21,10 +21,10 @@ class Setting:
     unit: str  # the unit of a step's size: tokens, samples
     per_step: int  # of all ranks together
     loss_unit: str
-    turn: int
-    trial_seconds: dict[str, float]  # a step's communication alone, by mix
     lines: list[str]  # sizes, in words
     details: dict[str, Any]  # sizes, as numbers
+    turn: int = 0  # steps
+    trial_seconds: dict[str, float] = field(default_factory=dict)  # a step's communication alone, by mix
 
 
 @dataclass
