@@ -44,7 +44,7 @@ COMMANDS = {
 MAINS = {"mcr-bench": bench.main, "mcr-info": info.main, "mcr-trace": trace.main, "mcr-tune": tune.main}
 # The example programs' parsers alone: no test may start as many ranks as they refuse.
 EXAMPLES: dict[str, Callable[[list[str]], object]] = {
-    "python -m mcr_dl.examples.bytescheduler": lambda words: program.parse(bytescheduler._parser(), words, positive=()),
+    "python -m mcr_dl.examples.bytescheduler": lambda words: program.parse(bytescheduler._parser(), words),
     "python -m mcr_dl.examples.dlrm": dlrm.parse,
     "python -m mcr_dl.examples.gpt": gpt.parse,
     "python -m mcr_dl.examples.moe": moe.parse,

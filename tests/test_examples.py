@@ -280,7 +280,8 @@ def test_auto_must_not_be_slower() -> None:
     ("arguments", "wanted"),
     [
         ("--compare --rounds 200", "--rounds: expected a whole number from 1 to 100, got 200"),
-        ("--budget 2e6", "--budget: expected seconds above 0, at most 1000000, got 2000000.0"),
+        ("--budget 2e6", "--budget: expected at most 1000000 seconds, got '2e6'"),
+        ("--steps 0", "--steps: expected a whole number from 1 on, got '0'"),
         ("--batch -1", "--batch: expected a whole number from 1 on, got '-1'"),
         ("--no-chart --chart .", "--chart: expected the name of a file, got ."),
         (f"--timeline {__file__}", f"--timeline: expected a folder that can be written, got '{__file__}'"),

@@ -84,6 +84,7 @@ def test_mpi_alone_cannot_go_on() -> None:
     ("arguments", "variables", "error"),
     [
         (["--nproc", "1"], {}, "argument --nproc: expected a whole number from 2 on, got '1'"),
+        (["--steps", "0"], {}, "argument --steps: expected a whole number from 1 on, got '0'"),
         (["--at", "0"], {}, "--at: expected a step from 1 to 199, got 0"),
         (["--rejoin", "--at", "195"], {}, "--at: expected at most 190 with --rejoin, got 195"),
         (["--lose", "4"], {}, "--lose: expected some of the ranks 0 to 3, got rank 4"),

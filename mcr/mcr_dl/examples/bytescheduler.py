@@ -204,7 +204,7 @@ def _parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program. Returns the exit status."""
     parser = _parser()
-    given = program.parse(parser, argv, positive=())
+    given = program.parse(parser, argv)
     if given.steps < TURNS * TURN:
         parser.error(f"argument --steps: expected at least {TURNS * TURN} ({TURNS} turns of {TURN}), got {given.steps}")
     return program.main(

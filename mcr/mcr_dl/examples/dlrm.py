@@ -232,16 +232,17 @@ def run(options: Options) -> int:
     return program.run(partial(Workload, options.shape, options.samples), options)
 
 
-def parse(arguments: Sequence[str] | None = None) -> Options:
+def parse(argv: Sequence[str] | None = None) -> Options:
     """Read the command line; exits with an error text if something in it is wrong."""
     summary = "Train a recommendation model on gloo, MPI, shared memory, a mix of them, and auto."
     parser = program.parser("mcr_dl.examples.dlrm", summary, steps=60)
-    parser.add_argument("--batch", type=int, default=512, help="samples per step, all ranks together (default: 512)")
-    parser.add_argument(
-        "--tables", type=int, default=24, help="embedding tables, a multiple of the ranks (default: 24)"
-    )
-    parser.add_argument("--rows", type=int, default=5000, help="rows of each table (default: 5000)")
-    given = program.parse(parser, arguments, positive=("batch", "tables", "rows"))
+    for name, usual, help_text in (
+        ("--batch", 512, "samples per step, all ranks together"),
+        ("--tables", 24, "embedding tables, a multiple of the ranks"),
+        ("--rows", 5000, "rows of each table"),
+    ):
+        parser.add_argument(name, type=program.COUNT, default=usual, help=f"{help_text} (default: {usual})")
+    given = program.parse(parser, argv)
     shape = Shape(tables=given.tables, rows=given.rows)
     return Options(**program.common(given), samples=given.batch, shape=shape)
 

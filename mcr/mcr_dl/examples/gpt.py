@@ -216,16 +216,21 @@ def run(options: Options) -> int:
     return program.run(partial(Workload, options.shape, options.windows, options.text, options.megabytes), options)
 
 
-def parse(arguments: Sequence[str] | None = None) -> Options:
+def parse(argv: Sequence[str] | None = None) -> Options:
     """Read the command line; exits with an error text if something in it is wrong."""
     summary = "Train a dense language model on gloo, MPI, shared memory, a mix of them, and auto."
     parser = program.parser("mcr_dl.examples.gpt", summary, steps=80)
     text.add_arguments(parser)
     parser.add_argument(
-        "--batch", type=int, default=16, help="windows of 128 bytes per step, all ranks together (default: 16)"
+        "--batch",
+        type=program.COUNT,
+        default=16,
+        help="windows of 128 bytes per step, all ranks together (default: 16)",
     )
-    parser.add_argument("--width", type=int, default=128, help="features of a byte, a multiple of 8 (default: 128)")
-    given = program.parse(parser, arguments, positive=("batch", "width"))
+    parser.add_argument(
+        "--width", type=program.COUNT, default=128, help="features of a byte, a multiple of 8 (default: 128)"
+    )
+    given = program.parse(parser, argv)
     if given.width % (2 * Shape.heads) != 0:
         parser.error(f"--width: expected a multiple of {2 * Shape.heads}, got {given.width}")
     return Options(

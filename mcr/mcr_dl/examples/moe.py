@@ -218,7 +218,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     parser = program.parser("mcr_dl.examples.moe", summary, steps=80)
     text.add_arguments(parser)
     parser.add_argument(
-        "--batch", type=int, default=8, help="windows of 128 bytes per step, all ranks together (default: 8)"
+        "--batch", type=program.COUNT, default=8, help="windows of 128 bytes per step, all ranks together (default: 8)"
     )
     parser.add_argument("--top-k", type=int, choices=(1, 2), default=1, help="experts per token (default: 1)")
     parser.add_argument(
@@ -228,7 +228,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         default=[],
         help="compare training with this codec to none; may be given repeatedly",
     )
-    given = program.parse(parser, argv, positive=("batch",))
+    given = program.parse(parser, argv)
     return Options(
         **program.common(given),
         text=given.text,

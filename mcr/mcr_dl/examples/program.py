@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import math
 import os
 import sys
 import time
@@ -276,6 +275,7 @@ def run(make: Callable[[], Workload], options: Options) -> int:
 Given = TypeVar("Given", bound=Options)
 
 
+COUNT = arguments.checked(arguments.count(1))
 TURNS_TEXT = f"training steps of each mode, rounded up to whole turns of at most {Options.turn}"
 
 
@@ -285,7 +285,7 @@ def parser(module: str, summary: str, *, steps: int, text: str = TURNS_TEXT) -> 
     result = arguments.program(f"python -m {module}", summary)
     ranks = arguments.checked(arguments.local_ranks(1))
     result.add_argument("--nproc", type=ranks, default=2, help="ranks to start, where no launcher has (default: 2)")
-    result.add_argument("--steps", type=int, default=steps, help=f"{text} (default: {steps})")
+    result.add_argument("--steps", type=COUNT, default=steps, help=f"{text} (default: {steps})")
     chart = Path(f"demo-results/{short}.png")
     result.add_argument("--chart", type=Path, default=chart, metavar="PNG", help="where the chart goes")
     result.add_argument(
@@ -303,19 +303,10 @@ def require_environment(given: arguments.Parser) -> None:
         given.error(str(error))
 
 
-def parse(given: arguments.Parser, argv: Sequence[str] | None, *, positive: Sequence[str]) -> Any:
-    """Read the command line; exits with a one-line error if something in it is wrong.
-
-    Args:
-        given: the parser.
-        argv: the arguments; the program's own if None.
-        positive: names of arguments that must be more than 0, in addition to those that all programs have.
-    """
+def parse(given: arguments.Parser, argv: Sequence[str] | None) -> Any:
+    """Read the command line, the program's own if None; exits with a one-line error if something in it is wrong."""
     found = given.parse_args(argv)
     require_environment(given)
-    for name in ("steps", *positive):
-        if not 0 < getattr(found, name) < math.inf:
-            given.error(f"--{name.replace('_', '-')}: expected more than 0, got {getattr(found, name)}")
     if not found.chart.name:
         given.error(f"argument --chart: expected the name of a file, got {found.chart}")
     if found.trace is not None and found.trace.suffix != ".json":

@@ -32,7 +32,7 @@ from mcr_dl.base import launcher
 from mcr_dl.commands import arguments
 from mcr_dl.commands.console import Console, bars
 from mcr_dl.examples import report
-from mcr_dl.examples.program import require_environment
+from mcr_dl.examples.program import COUNT, require_environment
 from mcr_dl.examples.survive_model import BATCH, Trainer, UnrecoverableError
 
 TOLERANCE = 1e-3  # relative: sums over other numbers of ranks round differently, and training enlarges that
@@ -233,7 +233,7 @@ def _parser() -> arguments.Parser:
     result = arguments.program("python -m mcr_dl.examples.survive", __doc__.split("\n", maxsplit=1)[0])
     ranks = arguments.checked(arguments.local_ranks(2))
     result.add_argument("--nproc", type=ranks, default=4, help="ranks to start (default: 4)")
-    result.add_argument("--steps", type=int, default=200, help="training steps (default: 200)")
+    result.add_argument("--steps", type=COUNT, default=200, help="training steps (default: 200)")
     result.add_argument("--lose", type=int, nargs="+", default=[1], metavar="RANK", help="ranks to kill (default: 1)")
     result.add_argument(
         "--at", type=int, metavar="STEP", help="step in which to kill them (default: half of the steps)"

@@ -228,15 +228,17 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         "mcr_dl.examples.syndicate", __doc__.split("\n", maxsplit=1)[0], steps=150, text="training steps"
     )
     parser.add_argument("--model", choices=list(MODELS), default="dlrm", help="whose steps run (default: dlrm)")
-    batch = arguments.checked(arguments.count(1))
-    parser.add_argument("--batch", type=batch, default=0, help="samples or windows of each rank in a step")
-    parser.add_argument("--budget", type=float, default=2.0, metavar="SECONDS", help="for the search (default: 2)")
+    parser.add_argument("--batch", type=program.COUNT, default=0, help="samples or windows of each rank in a step")
+    seconds = arguments.checked(arguments.seconds)
+    parser.add_argument("--budget", type=seconds, default=2.0, metavar="SECONDS", help="for the search (default: 2)")
     text = "try all plans, also those that are slower by simulation"
     parser.add_argument("--compare", action="store_true", help=text)
-    parser.add_argument("--rounds", type=int, default=6, help="with --compare: turns of each plan (default: 6)")
+    parser.add_argument(
+        "--rounds", type=program.COUNT, default=6, help="with --compare: turns of each plan (default: 6)"
+    )
     text = "write a timeline of each rank: the plan, and what has run"
     parser.add_argument("--timeline", type=arguments.checked(arguments.folder), metavar="FOLDER", help=text)
-    given = program.parse(parser, argv, positive=("budget", "rounds"))
+    given = program.parse(parser, argv)
     try:
         dist.schedule.Syndicate(budget=given.budget, rounds=given.rounds)
     except dist.InvalidArgumentError as error:
