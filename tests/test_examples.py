@@ -15,13 +15,12 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies
 from torch.multiprocessing.spawn import ProcessExitedException
 from torch.nn import functional
 
 from harness import Pools, launchers
-from mcr_dl.examples import dlrm, gpt, moe, program, record, report, syndicate, text
-from mcr_dl.examples.comm import Comm, Split, make_groups
+from mcr_dl.examples import dlrm, gpt, mixes, moe, program, record, report, syndicate, text
+from mcr_dl.examples.comm import Comm, make_groups
 from mcr_dl.examples.dlrm_model import Clicks, Dense, Tables
 from mcr_dl.examples.gpt_model import LanguageModel, Place
 from ranks import examples
@@ -79,7 +78,7 @@ def _gpt_reference(copies: int) -> list[float]:
 
 
 def _check(results: list[examples.Result], reference: list[float]) -> None:
-    """Check that all modes agree with each other and with the reference, and use the backends that they name."""
+    """Check that all modes agree with each other and with the reference, and use the candidates that they name."""
     found = results[0]
     assert list(found) == ["gloo", "mpi", "auto", "mixed", "split"]
     plain = found["gloo"][0]
@@ -87,15 +86,14 @@ def _check(results: list[examples.Result], reference: list[float]) -> None:
     for mode, (losses, _) in found.items():
         assert losses == pytest.approx(plain, abs=BETWEEN_MODES), mode
         assert losses == pytest.approx(reference, abs=FROM_REFERENCE), mode
-    used = {mode: {backend for _, backend in nbytes} for mode, (_, nbytes) in found.items()}
-    both = {"gloo", "mpi"}
+    used = {mode: {candidate for _, candidate in nbytes} for mode, (_, nbytes) in found.items()}
     kinds = {kind for kind, _ in found["gloo"][1]}
     assert used == {
         "gloo": {"gloo"},
         "mpi": {"mpi"},
         "auto": {"auto"},
-        "mixed": both if len(kinds) > 1 else {"mpi"},
-        "split": both,
+        "mixed": {"gloo", "mpi"} if len(kinds) > 1 else {"mpi"},
+        "split": {examples.SPLIT},
     }
     for kind in kinds:  # cut or not, messages have equal lengths
         totals = {
@@ -133,15 +131,18 @@ def test_refusals(pools: Pools) -> None:
     assert samples == "--batch: expected 2 samples or more, one a rank, got 1"
 
 
-@given(strategies.integers(0, 5000), strategies.floats(0.0, 1.0))
-@settings(deadline=None)
-def test_cut(length: int, share: float) -> None:
-    """A cut is inside the message, near its share of it; short messages are not cut."""
-    split = Split("gloo", "mpi", share)
-    cut = split.cut(torch.empty(1 << 16), length)
-    assert 0 <= cut <= length
-    assert abs(cut - share * length) <= 64
-    assert split.cut(torch.empty(4), length) in (0, length)
+@pytest.mark.parametrize(
+    ("seconds", "shares"),
+    [({"gloo": 1.0, "mpi": 3.0}, (75, 62, 88)), ({"gloo": 0.0, "mpi": 1.0}, (99, 75, 99))],
+)
+def test_striped_mixes(seconds: dict[str, float], shares: tuple[int, ...]) -> None:
+    """The faster backend gets the larger share, of all kinds of operations or of some; two other shares are tried."""
+    first, second, third = (f"stripe(gloo,mpi,{share})" for share in shares)
+    found = mixes.striped(["a", "b"], ["mpi", "gloo"], seconds)
+    cut = [(first, first), (first, "mpi"), (first, "gloo"), ("mpi", first), ("gloo", first)]
+    assert [tuple(mix.values()) for mix in found] == [*cut, (second, second), (third, third)]
+    assert all(map(mixes.uses_several, found))
+    assert not any(map(mixes.uses_several, mixes.whole(["a"], ["gloo", "mpi"])))
 
 
 def test_groups_of_kinds() -> None:
@@ -232,7 +233,7 @@ def test_gpt_program(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     modes = _modes(chart)
     assert list(modes) == ["gloo", "mpi", "shm", "mixed", "auto"]
-    assert len(set(re.findall(r"[a-z]+", modes["mixed"]["backends"]["activations"]))) == 2
+    assert re.fullmatch(r"stripe\(([a-z]+),(?!\1)[a-z]+,[0-9]+\)", modes["mixed"]["backends"]["activations"])
     for mode in modes.values():
         assert mode["loss_end"] == pytest.approx(modes["gloo"]["loss_end"], abs=gpt.Workload.tolerance)
         assert mode["loss_start"] - mode["loss_end"] > gpt.Workload.least_gain
@@ -264,7 +265,7 @@ def test_auto_must_not_be_slower() -> None:
     setting = record.Setting(**known, lines=[], details={})
     slow, fast = _record("gloo", [2.0, 2.0, 2.2, 2.0, 2.0]), _record("mpi", [1.0, 1.0, 1.1, 1.0, 1.0])
     mixed = _record("mixed", [0.5] * 5)  # not a library
-    mixed.backends["all_reduce"] = "mpi 67% + gloo 33%"
+    mixed.backends["all_reduce"] = "stripe(mpi,gloo,67)"
     for seconds, problems in ([1.0, 1.02, 1.1, 0.98, 1.01], 0), ([1.0, 1.0, 1.3, 1.3, 1.3], 0), ([1.1] * 5, 1):
         found = report.slower(setting, [slow, fast, mixed, _record("auto", seconds)])
         assert len(found) == problems, found

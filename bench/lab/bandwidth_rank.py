@@ -88,22 +88,19 @@ def calls(tensors: dict[str, torch.Tensor], rates: Sequence[int]) -> dict[str, C
         for backend in _BACKENDS:
             dist.all_reduce(tensors[backend], backend=backend)
 
-    def together(parts: dict[str, torch.Tensor]) -> Callable[[], None]:
-        def go() -> None:
-            works = [dist.all_reduce(part, backend=backend, async_op=True) for backend, part in parts.items()]
-            for work in works:
-                assert work is not None
-                work.wait()
+    def at_once() -> None:
+        works = [dist.all_reduce(tensors[backend], backend=backend, async_op=True) for backend in _BACKENDS]
+        for work in works:
+            assert work is not None
+            work.wait()
 
-        return go
-
-    whole = tensors[_BACKENDS[0]]
-    place = whole.numel() * rates[0] // (rates[0] + rates[-1])
-    cut = dict(zip(_BACKENDS, (whole[:place], whole[place:]), strict=True))
+    def cut() -> None:
+        share = min(99, max(1, round(100 * rates[0] / (rates[0] + rates[-1]))))
+        dist.all_reduce(tensors[_BACKENDS[0]], backend=f"stripe({','.join(_BACKENDS)},{share})")
 
     found: dict[str, Callable[[], object]] = {backend: alone(backend) for backend in _BACKENDS}
     found |= {f"{backend}, 4 calls at once": in_flight(backend) for backend in _BACKENDS}
-    return {**found, "one after the other": after, "both at once": together(tensors), "cut over both": together(cut)}
+    return {**found, "one after the other": after, "both at once": at_once, "cut over both": cut}
 
 
 def measure(nbytes: int, rates: Sequence[int], rounds: int) -> dict[str, Any]:
@@ -141,7 +138,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     rates = plan.parse_rates(given.rates)
-    dist.init_process_group(list(_BACKENDS), timeout=timedelta(seconds=60), tuning_table="none")
+    backends = [*_BACKENDS, f"stripe({','.join(_BACKENDS)})"]
+    dist.init_process_group(backends, timeout=timedelta(seconds=60), tuning_table="none")
     last = dist.get_world_size() - 1
     tcp = [stream(nic, given.bytes, last, lambda: dist.barrier(backend="gloo")) for nic in range(len(rates))]
     found = {"bytes": given.bytes, "tcp": tcp, "all_reduce": measure(given.bytes, rates, given.rounds)}

@@ -36,6 +36,7 @@ from mcr_dl.base.documents import write_rows
 from mcr_dl.commands.console import Console
 from mcr_dl.examples import program, report
 from mcr_dl.examples.record import Record, Setting
+from mcr_dl.measure import shares
 from mcr_dl.trace import _breakdown, saving
 
 ROWS = (*OURS, *(name + FUSE for name in OURS), *OTHERS)
@@ -79,16 +80,27 @@ def _plain(part: _breakdown.Breakdown) -> dict[str, Any]:
 
 
 def carried() -> dict[str, dict[str, int]]:
-    """By row, the bytes of all measured messages of this rank by library, from the log."""
+    """By row, the bytes of all measured messages of this rank by library, from the log. A stripe with a computed share
+    counts as one library.
+    """
     found: dict[str, dict[str, int]] = {}
     records = dist.log_records()
     for region in dist.trace._regions.regions():
         kept = found.setdefault(region.name, {})
         for record in records:
             if region.begin <= record.issue < region.end and record.backend is not None:
-                name = _C.CandidateName(record.backend).backend
-                kept[name] = kept.get(name, 0) + record.nbytes
+                for name, nbytes in _by_library(record.backend, record.nbytes).items():
+                    kept[name] = kept.get(name, 0) + nbytes
     return found
+
+
+def _by_library(candidate: str, nbytes: int) -> dict[str, int]:
+    name = _C.CandidateName(candidate)
+    if not shares.is_striped(candidate) or shares.computes(candidate):
+        return {name.backend: nbytes}
+    first, second = name.parts
+    part = nbytes * int(name.variant) // 100
+    return {first: part, second: nbytes - part}
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float]:
@@ -117,8 +129,7 @@ def result(
         "blocked_seconds": blocked,
         "compute_seconds": median(record.step_seconds) - sum(blocked.values()),
         "bytes_per_step": {
-            kind: sum(value for (name, _), value in entry.sent.items() if name == kind) // steps
-            for kind in comm.backends
+            kind: sum(value for (name, _), value in entry.sent.items() if name == kind) // steps for kind in comm.routes
         },
         "bytes_per_step_by_library": {name: value // steps for name, value in sent.items()},
         "overlapped_seconds": None,

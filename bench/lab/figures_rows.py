@@ -18,9 +18,11 @@ from mcr_dl.examples.comm import Comm, make_groups
 LIBRARIES = ("gloo", "mpi")  # which hosts have
 FUSE = "+fuse"
 MIXED, SPLIT = "mixed", "split"
-OURS = (*LIBRARIES, MIXED, SPLIT, "auto")
+AUTO = "auto"
+OURS = (*LIBRARIES, MIXED, SPLIT, AUTO)
 OTHERS = ("torch", "mpi4py")
 COMPUTE = "compute"  # the training without any communication
+_NAMED = "named"  # groups for calls that name candidates; those of auto have the job's backends alone
 
 
 class Refused(ValueError):
@@ -34,12 +36,12 @@ class TorchComm(Comm):
         """The size of torch's group."""
         return torch.distributed.get_world_size(self.groups[kind])
 
-    def start_all_to_all(self, output: torch.Tensor, input: torch.Tensor, group: Any, backend: str) -> Any:
-        del backend
+    def start_all_to_all(self, output: torch.Tensor, input: torch.Tensor, group: Any, candidate: str) -> Any:
+        del candidate
         return torch.distributed.all_to_all_single(output, input, group=group, async_op=True)
 
-    def start_all_reduce(self, tensor: torch.Tensor, group: Any, backend: str) -> Any:
-        del backend
+    def start_all_reduce(self, tensor: torch.Tensor, group: Any, candidate: str) -> Any:
+        del candidate
         return torch.distributed.all_reduce(tensor, group=group, async_op=True)
 
 
@@ -63,13 +65,13 @@ class Mpi4pyComm(Comm):
         """The size of mpi4py's communicator."""
         return int(self.groups[kind].Get_size())
 
-    def start_all_to_all(self, output: torch.Tensor, input: torch.Tensor, group: Any, backend: str) -> Any:
-        del backend
+    def start_all_to_all(self, output: torch.Tensor, input: torch.Tensor, group: Any, candidate: str) -> Any:
+        del candidate
         buffers = input.numpy(), output.numpy()
         return _Request(group.Ialltoall(*buffers), *buffers)
 
-    def start_all_reduce(self, tensor: torch.Tensor, group: Any, backend: str) -> Any:
-        del backend
+    def start_all_reduce(self, tensor: torch.Tensor, group: Any, candidate: str) -> Any:
+        del candidate
         from mpi4py import MPI
 
         buffer = tensor.numpy()
@@ -84,13 +86,13 @@ class _Done:
 class NoComm(Comm):
     """Sends nothing: each rank continues with its own values, and the training's result is meaningless."""
 
-    def start_all_to_all(self, output: torch.Tensor, input: torch.Tensor, group: Any, backend: str) -> Any:
-        del group, backend
+    def start_all_to_all(self, output: torch.Tensor, input: torch.Tensor, group: Any, candidate: str) -> Any:
+        del group, candidate
         output.copy_(input)
         return _Done()
 
-    def start_all_reduce(self, tensor: torch.Tensor, group: Any, backend: str) -> Any:
-        del tensor, group, backend
+    def start_all_reduce(self, tensor: torch.Tensor, group: Any, candidate: str) -> Any:
+        del tensor, group, candidate
         return _Done()
 
 
@@ -149,12 +151,12 @@ class Rows:
             return Mpi4pyComm(self._all("mpi"), groups=self._made("mpi4py"))
         if base in OTHERS:
             raise Refused("fuse is a pass of mcr_dl's groups")
-        route = self._mix(base) if base in (MIXED, SPLIT) else self._all(base)
-        return Comm(route, groups=self._made("fuse" if row.endswith(FUSE) else "plain"))
+        mix = self._mix(base) if base in (MIXED, SPLIT) else self._all(base)
+        return Comm(mix, groups=self._made((AUTO if base == AUTO else _NAMED) + row.removeprefix(base)))
 
     def compute(self) -> Comm:
         """No communication at all."""
-        return NoComm(self._all("none"), groups=self._made("plain"))
+        return NoComm(self._all("none"), groups=self._made(_NAMED))
 
     def chosen(self) -> dict[str, str]:
         """The meaning of `mixed` and `split` here, as text, if they were requested."""
@@ -164,7 +166,7 @@ class Rows:
         return dict.fromkeys(self.workload.kinds, backend)
 
     def _made(self, kind: str) -> dict[str, Any]:
-        """The groups of one kind, made at their first use."""
+        """The groups of one kind, made at their first use: of another library, or named or auto's, also with FUSE."""
         if kind not in self._groups:
             layout, rank = self.workload.layout(), dist.get_rank()
             if kind == "mpi4py":
@@ -178,8 +180,9 @@ class Rows:
                     layout, rank, lambda ranks: torch.distributed.new_group(ranks, backend="gloo")
                 )
             else:
-                passes = ["log", "fuse"] if kind == "fuse" else ["log"]
-                self._groups[kind] = make_groups(layout, rank, lambda ranks: _with_passes(ranks, passes))
+                passes = ["log", "fuse"] if kind.endswith(FUSE) else ["log"]
+                backends = mixes.with_stripes(LIBRARIES) if kind.startswith(_NAMED) else None
+                self._groups[kind] = make_groups(layout, rank, lambda ranks: _with_passes(ranks, passes, backends))
         return self._groups[kind]
 
     def _mix(self, row: str) -> mixes.Mix:
@@ -188,7 +191,7 @@ class Rows:
             raise Refused("one rank has no other rank to communicate with")
         if MIXED not in self._mixes:
             self._mixes[MIXED], seconds = program.choose(
-                self.workload, self._made("plain"), LIBRARIES, rounds=1, repeats=2
+                self.workload, self._made(_NAMED), LIBRARIES, rounds=1, repeats=2
             )
             self.trials.update(seconds)
         if row == MIXED:
@@ -201,15 +204,15 @@ class Rows:
 
     def _best_split(self) -> mixes.Mix:
         alone = {name: self.trials[mixes.name_of(self._all(name))] for name in LIBRARIES}
-        tried = mixes.splits(self.workload.kinds, LIBRARIES, alone)
-        seconds = mixes.measure(self.workload.rehearse, tried, self._made("plain"), rounds=1, repeats=2)
+        tried = mixes.striped(self.workload.kinds, LIBRARIES, alone)
+        seconds = mixes.measure(self.workload.rehearse, tried, self._made(_NAMED), rounds=1, repeats=2)
         self.trials.update({mixes.name_of(mix): value for mix, value in zip(tried, seconds, strict=True)})
         best, _ = min(zip(tried, seconds, strict=True), key=lambda pair: pair[1])
         return best
 
 
-def _with_passes(ranks: Sequence[int], passes: list[str]) -> Any:
-    group = dist.new_group(ranks)
+def _with_passes(ranks: Sequence[int], passes: list[str], backends: list[str] | None) -> Any:
+    group = dist.new_group(ranks, backend=backends)
     dist.set_passes(passes, group)
     return group
 
@@ -223,4 +226,4 @@ def describe(row: str, comm: Comm) -> Mapping[str, str]:
     """As text: which library carries which operation, and what joins gradients."""
     size = bucket_bytes(row)
     joined = f"in buckets of {size >> 20} MiB" if size else "one call for each parameter, joined by the fuse pass"
-    return {**comm.backends, "gradients_joined": joined}
+    return {**comm.routes, "gradients_joined": joined}

@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
 import mcr_dl
-from mcr_dl.examples import dlrm, dlrm_model, gpt, gpt_model, program
-from mcr_dl.examples.comm import Comm, Route, Split, make_groups
+from mcr_dl.examples import dlrm, dlrm_model, gpt, gpt_model, mixes, program
+from mcr_dl.examples.comm import Comm, make_groups
 from ranks import session
 
 DLRM = dlrm_model.Shape(tables=4, rows=60, below=(64, 64), above=(128, 128, 1))
@@ -20,26 +21,25 @@ GPT = gpt_model.Shape(width=64, heads=4, blocks=2, hidden=128, context=128)
 WINDOWS = 2  # of each copy of the model
 MEGABYTES = 0.3
 STEPS = 6
+SPLIT = "stripe(gloo,mpi,60)"
 RATE = 0.5
 TABLE_RATE = 20.0  # a row's gradient is a mean over all samples, few of which have the row
 
 Result = dict[str, tuple[list[float], dict[tuple[str, str], int]]]
 
 
-def _modes(kinds: tuple[str, ...]) -> dict[str, dict[str, Route]]:
+def _modes(kinds: tuple[str, ...]) -> dict[str, dict[str, str]]:
     """gloo, mpi, whole operations on either, messages cut in two, and auto."""
-    modes: dict[str, dict[str, Route]] = {
-        name: dict.fromkeys(kinds, name)
-        for name in ("gloo", "mpi", "auto")  # one backend
-    }
+    modes = {name: dict.fromkeys(kinds, name) for name in ("gloo", "mpi", "auto")}
     modes["mixed"] = dict(zip(kinds, ("mpi", "gloo"), strict=False))
-    modes["split"] = dict.fromkeys(kinds, Split("gloo", "mpi", 0.6))
+    modes["split"] = dict.fromkeys(kinds, SPLIT)
     return modes
 
 
 def _losses(workload: program.Workload, steps: int, prepare: Callable[[program.Trainer], None]) -> Result:
-    """By mode, the losses of all steps, means over ranks, and the bytes by kind and backend."""
-    groups = make_groups(workload.layout(), mcr_dl.get_rank(), mcr_dl.new_group)
+    """By mode, the losses of all steps, means over ranks, and the bytes by kind and candidate."""
+    new_group = partial(mcr_dl.new_group, backend=mixes.with_stripes(("gloo", "mpi")))
+    groups = make_groups(workload.layout(), mcr_dl.get_rank(), new_group)
     found: Result = {}
     for mode, routes in _modes(workload.kinds).items():
         trainer = workload.trainer(mode, Comm(routes, groups=groups))
@@ -67,12 +67,12 @@ def dlrm_losses() -> Result:
 class _Recording(Comm):
     """Records when all_to_alls are started and waited for."""
 
-    def __init__(self, routes: dict[str, Route], events: list[str]) -> None:
+    def __init__(self, routes: dict[str, str], events: list[str]) -> None:
         super().__init__(routes)
         self.events = events
 
-    def start_all_to_all(self, output: torch.Tensor, input: torch.Tensor, group: Any, backend: str) -> Any:
-        work, events = super().start_all_to_all(output, input, group, backend), self.events
+    def start_all_to_all(self, output: torch.Tensor, input: torch.Tensor, group: Any, candidate: str) -> Any:
+        work, events = super().start_all_to_all(output, input, group, candidate), self.events
         number = events.count("start")
         events.append("start")
 

@@ -1,37 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses a backend for each operation: rehearses the communication of a training step without its computation."""
+"""Chooses a candidate for each operation: rehearses the communication of a training step without its computation."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import product
+from itertools import permutations, product
 from statistics import median
 from typing import Any
 
 import torch
 
 import mcr_dl as dist
-from mcr_dl.examples.comm import Comm, Route, Split
+from mcr_dl.examples.comm import Comm
+from mcr_dl.measure.shares import is_striped
 
-Mix = Mapping[str, Route]  # by kind of operation
+Mix = Mapping[str, str]  # candidates by kind of operation
 Rehearsal = Callable[[Comm], None]
 
 
 def name_of(mix: Mix) -> str:
     """A mix as text."""
-    return " + ".join(f"{kind} on {route}" for kind, route in mix.items())
+    return " + ".join(f"{kind} on {candidate}" for kind, candidate in mix.items())
 
 
-def whole(kinds: Sequence[str], backends: Sequence[str]) -> list[dict[str, Route]]:
+def whole(kinds: Sequence[str], backends: Sequence[str]) -> list[dict[str, str]]:
     """All assignments that put each kind as a whole on one backend."""
     return [dict(zip(kinds, names, strict=True)) for names in product(backends, repeat=len(kinds))]
 
 
 def uses_several(mix: Mix) -> bool:
     """Whether the mix has more than one backend."""
-    return len(set(mix.values())) > 1 or any(isinstance(route, Split) for route in mix.values())
+    return len(set(mix.values())) > 1 or any(map(is_striped, mix.values()))
 
 
 def measure(
@@ -66,7 +67,12 @@ def slowest_seconds(run: Callable[[], object], group: Any = None) -> float:
     return float(took)
 
 
-def splits(kinds: Sequence[str], backends: Sequence[str], seconds: Mapping[str, float]) -> list[dict[str, Route]]:
+def with_stripes(backends: Sequence[str]) -> list[str]:
+    """The backends of groups for any mix of these: with stripes over all pairs of them."""
+    return [*backends, *(f"stripe({first},{second})" for first, second in permutations(backends, 2))]
+
+
+def striped(kinds: Sequence[str], backends: Sequence[str], seconds: Mapping[str, float]) -> list[dict[str, str]]:
     """Mixes in which the messages of some kinds are cut over two backends in proportion to their speeds.
 
     Args:
@@ -76,10 +82,9 @@ def splits(kinds: Sequence[str], backends: Sequence[str], seconds: Mapping[str, 
     """
     first, second = sorted(backends, key=lambda name: seconds[name])
     share = seconds[second] / (seconds[first] + seconds[second])
-    cut = Split(first, second, round(share, 2))
-    choices: tuple[Route, ...] = (cut, *backends)
-    ways = [way for way in product(choices, repeat=len(kinds)) if cut in way]
     # The faster one may slow down more, or less, than its time alone suggests.
-    for other in ((share + 0.5) / 2, (share + 1) / 2):
-        ways.append((Split(first, second, round(other, 2)),) * len(kinds))
-    return [dict(zip(kinds, routes, strict=True)) for routes in ways]
+    shares = (share, (share + 0.5) / 2, (share + 1) / 2)
+    cut, *others = (f"stripe({first},{second},{min(99, round(100 * part))})" for part in shares)
+    ways = [way for way in product((cut, *backends), repeat=len(kinds)) if cut in way]
+    ways += [(other,) * len(kinds) for other in others]
+    return [dict(zip(kinds, way, strict=True)) for way in ways]

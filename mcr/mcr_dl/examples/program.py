@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -63,7 +64,7 @@ class Trainer(ABC):
 
     def __init__(self, mode: str, comm: Comm) -> None:
         self.comm = comm
-        self.record = records.Record(mode, comm.backends)
+        self.record = records.Record(mode, comm.routes)
         self.steps = 0
 
     @abstractmethod
@@ -157,31 +158,37 @@ def choose(
     """The best mix of several backends for a step's communication, and the seconds of all mixes that were tried.
 
     Operations are given to backends as a whole; if there is only one kind, its messages are cut over the two fastest.
+    The groups have the backends ``mixes.with_stripes``.
     """
     plain = mixes.whole(workload.kinds, backends)
     seconds = mixes.measure(workload.rehearse, plain, groups, rounds=rounds, repeats=repeats)
     tried = list(zip(plain, seconds, strict=True))
     if not any(mixes.uses_several(mix) for mix in plain):
-        alone = {str(mix[workload.kinds[0]]): value for mix, value in tried}
-        cut = mixes.splits(workload.kinds, sorted(alone, key=lambda name: alone[name])[:2], alone)
+        alone = {mix[workload.kinds[0]]: value for mix, value in tried}
+        cut = mixes.striped(workload.kinds, sorted(alone, key=lambda name: alone[name])[:2], alone)
         seconds = mixes.measure(workload.rehearse, cut, groups, rounds=rounds, repeats=repeats)
         tried += zip(cut, seconds, strict=True)
     best, _ = min((pair for pair in tried if mixes.uses_several(pair[0])), key=lambda pair: pair[1])
     return best, {mixes.name_of(mix): value for mix, value in tried}
 
 
-def usual_modes(
-    workload: Workload, groups: Mapping[str, Any], console: Console
-) -> tuple[dict[str, Comm], dict[str, float]]:
-    """The modes. Measurements at the model's own sizes decide which backend carries what in the mixed mode."""
+def usual_modes(workload: Workload, console: Console) -> tuple[dict[str, Comm], dict[str, float]]:
+    """The modes, and the seconds of the mixes that were tried.
+
+    Measurements at the model's own sizes decide which backend carries what in the mixed mode. `auto` has groups of its
+    own, with the job's backends alone: it compares all candidates of a group.
+    """
     if not workload.kinds:
         raise WorkloadError("expected 2 ranks or more: one rank has no other rank to communicate with")
     alone = libraries()
-    mix, seconds = choose(workload, groups, alone)
+    layout, rank = workload.layout(), dist.get_rank()
+    named = make_groups(layout, rank, partial(dist.new_group, backend=mixes.with_stripes(alone)))
+    mix, seconds = choose(workload, named, alone)
     report.show_choice(console, seconds, mixes.name_of(mix))
     routes: dict[str, mixes.Mix] = {name: dict.fromkeys(workload.kinds, name) for name in alone}
-    routes |= {"mixed": mix, "auto": dict.fromkeys(workload.kinds, "auto")}
-    return {mode: Comm(route, groups=groups) for mode, route in routes.items()}, seconds
+    modes = {mode: Comm(route, groups=named) for mode, route in (routes | {"mixed": mix}).items()}
+    auto = Comm(dict.fromkeys(workload.kinds, "auto"), groups=make_groups(layout, rank, dist.new_group))
+    return modes | {"auto": auto}, seconds
 
 
 # ---- training
@@ -262,8 +269,7 @@ def run(make: Callable[[], Workload], options: Options) -> int:
     try:
         workload = make()
         console.say(f"MCR-DL: {workload.title}\n", style="bold")
-        groups = make_groups(workload.layout(), dist.get_rank(), dist.new_group)
-        modes, seconds = usual_modes(workload, groups, console)
+        modes, seconds = usual_modes(workload, console)
     except WorkloadError as error:
         console.say(str(error), style="red")
         return 2
