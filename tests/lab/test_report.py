@@ -44,7 +44,7 @@ def figure(rows: dict[str, float], refused: dict[str, str] | None = None) -> dic
         "steps": 4,
         "compute_alone_seconds": {"median": 0.5},
         "communication_alone_seconds": {
-            "a on gloo 60% + mpi 40%": 0.5,
+            "a on stripe(gloo,mpi,60)": 0.5,
             "a on gloo + b on mpi": 0.6,
             "a on gloo + b on gloo": 0.75,
         },

@@ -15,12 +15,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TimeRemainingColumn
 from rich.table import Table
 
 import mcr_dl as dist
@@ -152,26 +152,18 @@ def draw(rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:
 
 def run(options: Options) -> int:
     """One rank. Returns the exit status."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    console = report.console(quiet=rank != 0)
-    torch.set_num_threads(program.threads())
-    group = dist.new_group(backend=options.backend)
+    return program.as_rank(partial(_train, options))
+
+
+def _train(options: Options, console: Console) -> int:
+    ranks, group = dist.get_world_size(), dist.new_group(backend=options.backend)
     console.say(f"MCR-DL: data-parallel training on {ranks} ranks\n", style="bold")
-    columns: list[str | ProgressColumn] = [
-        "{task.description}",
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    ]
-    if options.trace is not None:
-        dist.configure(enabled=True)
-    with bars(console, columns) as progress:
+    program.start_trace(options.trace)
+    with bars(console, report.columns()) as progress:
         rows = [measure(model, options.steps, options.search, group, progress) for model in options.models]
-    if options.trace is not None:
-        program.save_trace(options.trace, console)
-    if rank == 0:
+    program.save_trace(options.trace, console)
+    if dist.get_rank() == 0:
         _show(console, rows, ranks, options)
-    dist.barrier()
     return 0
 
 

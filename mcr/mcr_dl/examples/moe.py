@@ -28,7 +28,8 @@ import torch
 import mcr_dl as dist
 from mcr_dl import _C
 from mcr_dl.commands import arguments
-from mcr_dl.examples import program, report, text
+from mcr_dl.commands.console import Console
+from mcr_dl.examples import program, text
 from mcr_dl.examples import record as records
 from mcr_dl.examples.comm import ALL_REDUCE, ALL_TO_ALL, Comm, Pending
 from mcr_dl.examples.moe_model import LanguageModel, Shape
@@ -191,19 +192,17 @@ class _Explained(Workload):
 def run(options: Options) -> int:
     """Run one rank, once the runtime is up. Returns the exit status, equal on all ranks."""
     make = partial(_Explained, options.shape, options.windows, options.text, options.megabytes)
-    if not options.codecs:
-        return program.run(make, options)
-    torch.set_num_threads(program.threads())
-    try:
-        workload = make()
-    except program.WorkloadError as error:
-        report.console(quiet=dist.get_rank() != 0).say(str(error), style="red")
-        return 2
+    return program.run(make, options, partial(_modes, options.codecs) if options.codecs else program.usual_modes)
+
+
+def _modes(
+    codecs: Sequence[str], workload: program.Workload, _console: Console
+) -> tuple[dict[str, Comm], dict[str, float]]:
+    """Without compression, and with each of the codecs."""
     workload.tolerance = CODEC_TOLERANCE
     dist.set_passes(["compress"])
-    auto = dict.fromkeys((ALL_TO_ALL, ALL_REDUCE), "auto")
-    modes = {"auto": Comm(auto), **{codec: Comm(auto, codec=codec) for codec in options.codecs}}
-    return program.compare(workload, modes, {}, options)
+    auto = dict.fromkeys(workload.kinds, "auto")
+    return {"auto": Comm(auto), **{codec: Comm(auto, codec=codec) for codec in codecs}}, {}
 
 
 def _codec(name: str) -> str:

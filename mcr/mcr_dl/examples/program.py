@@ -212,11 +212,21 @@ def train(trainers: Sequence[Trainer], options: Options, console: Console) -> No
         trainer.record.loss_end = trainer.held_out_loss()
 
 
-def save_trace(trace: Path, console: Console) -> None:
-    """Save every rank's log next to `trace`; rank 0 merges them, prints where the time went, and draws it.
+def start_trace(trace: Path | None) -> None:
+    """Log the calls of all ranks from here on, if there is to be a trace."""
+    if trace is not None:
+        dist.configure(enabled=True)
+        dist.reset_log()
+
+
+def save_trace(trace: Path | None, console: Console) -> None:
+    """Save every rank's log next to `trace`, if there is one; rank 0 merges them, prints where the time went, and draws
+    it.
 
     The files of all ranks must be visible to rank 0.
     """
+    if trace is None:
+        return
     folder = trace.with_suffix("")
     if dist.get_rank() == 0:
         for old in folder.glob("rank*.json"):  # of a job that may have had more ranks
@@ -235,45 +245,55 @@ def save_trace(trace: Path, console: Console) -> None:
         console.say(f"{trace.with_suffix('.png')}: where the time went")
 
 
-def compare(workload: Workload, modes: Mapping[str, Comm], seconds: dict[str, float], options: Options) -> int:
+def compare(
+    workload: Workload, modes: Mapping[str, Comm], seconds: dict[str, float], options: Options, console: Console
+) -> int:
     """Train one model in each mode, and report. Returns the exit status, equal on all ranks."""
-    rank = dist.get_rank()
-    console = report.console(quiet=rank != 0)
     trainers = [workload.trainer(mode, comm) for mode, comm in modes.items()]
     setting = workload.setting()
     setting.turn, setting.trial_seconds = options.turn, seconds
     report.show_setting(console, setting)
-    if options.trace is not None:
-        dist.configure(enabled=True)
-        dist.reset_log()
+    start_trace(options.trace)
     train(trainers, options, console)
     records = [trainer.record.averaged() for trainer in trainers]
     limits = {"tolerance": workload.tolerance, "least_gain": workload.least_gain}
     problems = report.problems(setting, records, **limits)
     if dist.explain("all_reduce", BUCKET_BYTES).table:  # without measurements, auto takes the first backend
         problems += report.slower(setting, records)
-    if rank == 0:
+    if dist.get_rank() == 0:
         report.show(console, setting, records)
         report.save(console, setting, records, options.json, options.chart)
-    if options.trace is not None:
-        save_trace(options.trace, console)
+    save_trace(options.trace, console)
     report.show_verdict(console, setting, records, problems, **limits)
-    dist.barrier()  # rank 0 may have been busy with the chart
     return 1 if problems else 0
 
 
-def run(make: Callable[[], Workload], options: Options) -> int:
-    """Compare the usual modes on a workload, as one rank. Returns the exit status, equal on all ranks."""
+def as_rank(work: Callable[[Console], int]) -> int:
+    """Do a rank's work with its share of the cores. Returns the exit status, which is 2 for a WorkloadError."""
     console = report.console(quiet=dist.get_rank() != 0)
     torch.set_num_threads(threads())
     try:
-        workload = make()
-        console.say(f"MCR-DL: {workload.title}\n", style="bold")
-        modes, seconds = usual_modes(workload, console)
+        status = work(console)
     except WorkloadError as error:
         console.say(str(error), style="red")
         return 2
-    return compare(workload, modes, seconds, options)
+    dist.barrier()  # rank 0 may have been busy with the chart
+    return status
+
+
+Modes = Callable[[Workload, Console], tuple[dict[str, Comm], dict[str, float]]]
+
+
+def run(make: Callable[[], Workload], options: Options, modes: Modes = usual_modes) -> int:
+    """Compare the modes on a workload, as one rank. Returns the exit status, equal on all ranks."""
+
+    def work(console: Console) -> int:
+        workload = make()
+        console.say(f"MCR-DL: {workload.title}\n", style="bold")
+        found, seconds = modes(workload, console)
+        return compare(workload, found, seconds, options, console)
+
+    return as_rank(work)
 
 
 # ---- the command line and the ranks

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from types import TracebackType
 
-from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TimeRemainingColumn
 from rich.table import Table
 
 from mcr_dl.base.documents import write_rows
@@ -83,6 +83,11 @@ def show_setting(console: Console, setting: Setting) -> None:
     console.print(
         f"The modes take turns of {setting.turn} steps; who begins changes; the first turn of each is not measured\n"
     )
+
+
+def columns() -> list[str | ProgressColumn]:
+    """The columns of bars that count steps."""
+    return ["{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
 
 
 class Progress:

@@ -16,12 +16,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TimeRemainingColumn
 from rich.table import Table
 
 import mcr_dl as dist
@@ -109,13 +108,10 @@ def train(options: Options, console: Console) -> Training:
     make, usual = MODELS[options.model]
     step = make(options.batch or usual)
     more: Any = {"tries": ALL, "rounds": options.rounds, "promising": -1.0} if options.compare else {}
-    columns: list[str | ProgressColumn] = [
-        "{task.description}",
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    ]
-    with dist.schedule.Syndicate(budget=options.budget, **more) as syndicate, bars(console, columns) as progress:
+    with (
+        dist.schedule.Syndicate(budget=options.budget, **more) as syndicate,
+        bars(console, report.columns()) as progress,
+    ):
         training = Training(syndicate)
         task = progress.add_task(options.model, total=options.steps)
         for _ in range(options.steps):
@@ -168,22 +164,16 @@ def report_of(training: Training, options: Options) -> dict[str, Any]:
 
 def run(options: Options) -> int:
     """One rank. Returns the exit status."""
-    rank = dist.get_rank()
-    console = report.console(quiet=rank != 0)
-    torch.set_num_threads(program.threads())
+    return program.as_rank(partial(_run, options))
+
+
+def _run(options: Options, console: Console) -> int:
     console.say(f"MCR-DL: Syndicate on {dist.get_world_size()} ranks, {', '.join(dist.get_backends())}\n", style="bold")
-    if options.trace is not None:
-        dist.configure(enabled=True)
-    try:
-        training = train(options, console)
-    except program.WorkloadError as error:
-        console.say(str(error), style="red")
-        return 2
-    if rank == 0:
+    program.start_trace(options.trace)
+    training = train(options, console)
+    if dist.get_rank() == 0:
         _show(console, training, options)
-    if options.trace is not None:
-        program.save_trace(options.trace, console)
-    dist.barrier()
+    program.save_trace(options.trace, console)
     return 0
 
 
