@@ -116,13 +116,14 @@ class Workload(program.Workload):
 
     def rehearse(self, comm: Comm) -> None:
         """Run the exchanges in sequence; the all_reduces start among those of the backward pass."""
+        tokens, output = self.rehearsed
         pending: list[Pending] = []
         forward = self.exchanges // 2
         for index in range(self.exchanges):
             if index >= forward:
                 share = self.buckets[index - forward :: self.exchanges - forward]
                 pending += [comm.all_reduce(bucket) for bucket in share]
-            comm.all_to_all(*self.rehearsed).wait()
+            comm.all_to_all(output, tokens).wait()
         for work in pending:
             work.wait()
 
