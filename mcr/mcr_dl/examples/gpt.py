@@ -9,8 +9,8 @@ activations (forward) and their gradients (backward). With four ranks or more th
 its own text, which average their weights' gradients by a second kind of all_reduce while the backward pass runs.
 
 The mixed mode: with four ranks or more the two kinds go to different libraries, in the faster assignment. With two
-ranks there is only the first kind, whose results the next layer waits for; so each message is cut in two pieces that
-travel at the same time, one on each library, in proportion to their speeds. The final losses of all modes must agree.
+ranks there is only the first kind, whose results the next layer waits for; so a stripe splits each call over
+two libraries, in proportion to their speeds. The final losses of all modes must agree.
 """
 
 from __future__ import annotations
