@@ -152,7 +152,8 @@ _FUNCTIONS = (
     "def _free_memory(swaps: bool) -> int:",
     "def cheapest(curves: list[list[tuple[int, int]]]) -> list[tuple[int, int]]:",
     "def cost_at(curve: list[tuple[int, int]], nbytes: int) -> int:",
-    "def time_task(kind: str, count: int, dtype: str, codec: str = ..., rounds: int = ..., between: int = ...) -> list[int]:",
+    "def time_task(kind: str, count: int, dtype: str, codec: str = ..., rounds: int = ..., between: int = ...) "
+    "-> list[int]:",
     "def simulate(model: CostModel, jobs: list[Job], groups: list[list[int]], together: bool = ..., "
     "hosts: list[int] = ..., order: str = ..., in_order: bool = ...) -> dict[str, Any]:",
 )
