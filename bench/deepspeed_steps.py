@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -34,16 +35,18 @@ FLOOR = "null"  # no communication, so its steps compute other numbers
 AIM = 2.0
 DISTURBED = 0.1  # share of the machine that other processes may use during a measurement
 PATIENCE = 180.0  # seconds
+GRACE = 10.0  # seconds for ranks that are told to end
 ENVIRONMENT = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "MCR_DL_MPI_LIB": "mpich"}
 
 
 class Ranks:
-    """Two ranks that communicate in one way, and sleep between orders."""
+    """Two ranks that communicate in one way, and sleep between orders. Leaving the context ends them."""
 
     def __init__(self, who: str, folder: Path, warm_up: int) -> None:
         rank = str(Path(__file__).with_name("deepspeed_rank.py"))
         launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
         self.who, self.folder, self.orders = who, folder, 0
+        self.facts: list[dict[str, Any]] = []  # of each rank
         self.log = folder / f"{who}.txt"
         with self.log.open("w") as output:
             self.process = subprocess.Popen(
@@ -52,6 +55,20 @@ class Ranks:
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.process.terminate()  # nothing happens if it has ended
+        try:
+            self.process.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def await_ready(self) -> None:
+        """Wait until both ranks take orders."""
         self.facts = [self.read(f"ready-{rank}") for rank in range(2)]
 
     def read(self, name: str) -> Any:
@@ -200,8 +217,11 @@ def main() -> None:
     parser.add_argument("--retries", type=int, default=10, help="of a measurement that other programs have disturbed")
     parser.set_defaults(warm_up=20)
     given = script.parse(parser, rounds=1, steps=2, retries=0, warm_up=1)
-    with tempfile.TemporaryDirectory() as folder:
-        ranks = [Ranks(who, Path(folder), given.warm_up) for who in (*WHO, FLOOR)]
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as started:
+        ranks = []
+        for who in (*WHO, FLOOR):
+            ranks.append(started.enter_context(Ranks(who, Path(folder), given.warm_up)))
+            ranks[-1].await_ready()
         found, disturbed = rounds(ranks, given)
         losses = {each.who: each.end() for each in ranks}
     document = {
