@@ -262,8 +262,8 @@ def test_gains() -> None:
     assert (alone.single, alone.mix, alone.met) == ("gloo+fuse", "auto+fuse", True)
     assert alone.gain == pytest.approx(0.30)
     assert alone.rails_gain is None
-    both = figures.gain(document, measured(gloo=100.0, mpi=130.0))
-    assert (both.rails, both.met) == ("mpi", False)
+    both = figures.gain(document, measured(gloo=100.0, mpi=120.0, mpi_fuse=130.0))
+    assert (both.rails, both.met) == ("mpi+fuse", False)
     assert both.rails_gain == pytest.approx(0.20)
     with pytest.raises(ValueError, match="rows: expected one of mixed, split, auto, got gloo"):
         figures.gain(measured(gloo=1.0), None)

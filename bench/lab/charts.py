@@ -28,14 +28,13 @@ _ROW_COLOURS = {
 
 
 def _bars(axes: Any, documents: Mapping[str, Mapping[str, float]], errors: Mapping[str, Any]) -> None:
-    """Groups of bars: a group for each key, a bar for each row, hatched with fusion."""
+    """Groups of bars: a group for each key, a bar for each row, hatched with fusion, dotted with every NIC."""
     rows = list(dict.fromkeys(row for found in documents.values() for row in found))
     width = 0.85 / max(1, len(rows))
     for index, row in enumerate(rows):
         base = row.split(",")[0].removesuffix(figures.FUSE)
         style = {"color": _ROW_COLOURS.get(base, "#cc79a7"), "label": row, "edgecolor": "white", "linewidth": 0.3}
-        if row.endswith(figures.FUSE) or "," in row:
-            style["hatch"] = "...." if "," in row else "////"
+        style["hatch"] = ("////" if figures.FUSE in row else "") + ("...." if "," in row else "")
         places = [place for place, found in enumerate(documents.values()) if row in found]
         keys = [key for key, found in documents.items() if row in found]
         heights = [documents[key][row] for key in keys]

@@ -100,8 +100,8 @@ def workload(
     for row in rows:
         rates = [figures.throughputs(documents[shape]) for shape in clusters]
         cells.append([row, *(f"{each[row]:,.0f}" if row in each else "" for each in rates)])
-    for row in figures.SINGLE:
-        several = [figures.throughputs(rails[shape]) if shape in rails else {} for shape in clusters]
+    several = [figures.throughputs(rails[shape]) if shape in rails else {} for shape in clusters]
+    for row in dict.fromkeys(row for each in several for row in each):
         cells.append([f"{row}, every NIC", *(f"{each[row]:,.0f}" if row in each else "" for each in several)])
     lines = [f"### {figures.TITLES[name]}", "", *_sizes(documents), ""]
     lines += table([f"{unit} per second", *clusters], cells)

@@ -17,8 +17,8 @@ SHAPES = (Shape(2, 1, NICS), Shape(4, 1, NICS), Shape(2, 2, NICS))
 ALONE = Shape(1, 1, NICS)  # the baseline of scaling
 WITHIN = Shape(1, 2, NICS)  # for the table's choices in groups within a host
 WORKLOADS = ("moe", "dlrm", "dense")
-RAIL_ROWS = ("gloo", "mpi")  # of the runs in which a library has every NIC
-SECONDS = {False: "60", True: "25"}  # by multi-rail: a measurement begins no round of all rows that would end later
+RAIL_ROWS = ("gloo", "mpi", "gloo+fuse", "mpi+fuse")  # of the runs in which a library has every NIC
+SECONDS = {False: "60", True: "50"}  # by multi-rail: a measurement begins no round of all rows that would end later
 LIMIT = 420.0  # seconds of a stage: on a quiet machine none takes a third of it
 _LIBRARIES = ("gloo", "mpi")
 

@@ -61,7 +61,7 @@ def test_a_report_of_a_few_stages(tmp_path: Path) -> None:
     (docs / "results").mkdir(parents=True)
     rows = {"gloo": 100.0, "mpi": 60.0, "mixed": 150.0, "auto": 90.0, "torch": 95.0}
     (work / "2x1-moe.json").write_text(json.dumps(figure(rows, {"mpi4py": "not installed"})))
-    (work / "2x1-moe-rails.json").write_text(json.dumps(figure({"gloo": 110.0, "mpi": 125.0})))
+    (work / "2x1-moe-rails.json").write_text(json.dumps(figure({"gloo": 110.0, "mpi": 120.0, "mpi+fuse": 125.0})))
     (work / "1x1-moe.json").write_text(json.dumps(figure({"gloo": 100.0})))
     (work / "4x1-moe.json").write_text(json.dumps(figure({"gloo": 1.0, "mixed": 9.0})))
     records = [
@@ -72,7 +72,8 @@ def test_a_report_of_a_few_stages(tmp_path: Path) -> None:
     text = (docs / "results" / "lab.md").read_text()
     assert "**Failed: 4x1-moe.**" in text
     assert "| 4x1-moe | 9 | 2.0 | **failed**: rank 3 (host 3) failed |" in text
-    assert "| moe, 2x1 | gloo | mixed | +50% | +20% (mpi) | +25% | 31% | **missed** |" in text
+    assert "| moe, 2x1 | gloo | mixed | +50% | +20% (mpi+fuse) | +25% | 31% | **missed** |" in text
+    assert "| mpi+fuse, every NIC | 125 |" in text
     assert "2x1, `mpi4py` not measured: not installed." in text
     assert "| mixed | 75% |" in text
     assert "Not run." in text
