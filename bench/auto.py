@@ -162,7 +162,7 @@ def main() -> None:
         "points": ratios(samples),
         "peers": compared(peers) if peers else {},
     }
-    script.publish(given, "auto", document, markdown(document), draw if document["peers"] else None)
+    script.publish(given, "auto", document, markdown, draw if document["peers"] else None)
 
 
 if __name__ == "__main__":

@@ -254,7 +254,7 @@ def main() -> None:
         raise SystemExit(f"the simulation differs from the best order in {found['different']} models")
     for hosts, rates, backend, models in SETTINGS if given.lab else ():
         document["steps"].append(in_the_lab(hosts, rates, backend, [*models], given.steps))
-    script.publish(given, "bytescheduler", document, report(document), draw if document["steps"] else None)
+    script.publish(given, "bytescheduler", document, report, draw if document["steps"] else None)
 
 
 if __name__ == "__main__":

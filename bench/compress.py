@@ -129,7 +129,7 @@ def main() -> None:
         "ranks": given.ranks,
         **found,
     }
-    script.publish(given, "compress", report, markdown(report), draw)
+    script.publish(given, "compress", report, markdown, draw)
 
 
 if __name__ == "__main__":

@@ -239,7 +239,7 @@ def main() -> None:
         ),
         "cases": summary(found),
     }
-    script.publish(given, "deepspeed", document, markdown(document))
+    script.publish(given, "deepspeed", document, markdown)
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.02, help="what each way gets in a round")
     given = script.parse(parser, sizes=dropin_rank.SIZES[:2], rounds=2, seconds=0.001)
     found = script.samples(dropin_rank.measure_all, given.sizes, given.rounds, given.seconds)
-    script.publish(given, "dropin", found, markdown(found))
+    script.publish(given, "dropin", found, markdown)
 
 
 if __name__ == "__main__":

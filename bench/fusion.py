@@ -141,7 +141,7 @@ def main() -> None:
         explore_time()
         return
     found = script.samples(fusion_rank.measure_all, {"fused": {}}, given.points, given.budget, given.models)
-    script.publish(given, "fusion", found, markdown(found), draw)
+    script.publish(given, "fusion", found, markdown, draw)
 
 
 if __name__ == "__main__":

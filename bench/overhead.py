@@ -292,7 +292,7 @@ def run(given: argparse.Namespace) -> None:
         report |= measure_small(given)
         progress.advance(task)
     if pair.rank == 0:
-        script.publish(given, "overhead", report, markdown(report))
+        script.publish(given, "overhead", report, markdown)
 
 
 def main() -> int:

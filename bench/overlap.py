@@ -13,6 +13,7 @@ import os
 import platform
 import statistics
 from datetime import date
+from functools import partial
 
 import torch
 
@@ -68,7 +69,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=31)
     given = script.parse(parser, rounds=2, nbytes=1 << 16)
     found = script.samples(measure_all, given.nbytes, given.rounds)
-    script.publish(given, "overlap", found, markdown(found, given.nbytes, given.rounds))
+    script.publish(given, "overlap", found, partial(markdown, nbytes=given.nbytes, rounds=given.rounds))
 
 
 if __name__ == "__main__":

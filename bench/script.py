@@ -138,10 +138,13 @@ def publish(
     given: argparse.Namespace,
     name: str,
     document: dict[str, Any],
-    report: str,
+    report: Callable[[dict[str, Any]], str],
     draw: Callable[[dict[str, Any], Path], None] | None = None,
 ) -> None:
-    """Print a report, and write NAME.json, NAME.md and NAME.png; in smoke mode into a folder that is removed."""
+    """Write NAME.json, NAME.md and NAME.png, and print the report; in smoke mode into a folder that is removed.
+
+    The figures are written first, so that a defect of the report or the picture does not lose them.
+    """
     with ExitStack() as stack:
         out = given.out
         if given.smoke and out is None:
@@ -150,7 +153,8 @@ def publish(
         for folder in (results, images):
             folder.mkdir(parents=True, exist_ok=True)
         write_rows(results / f"{name}.json", document)
-        (results / f"{name}.md").write_text(report, encoding="utf-8")
+        text = report(document)
+        (results / f"{name}.md").write_text(text, encoding="utf-8")
         if draw is not None:
             draw(document, images / f"{name}.png")
-    print(report)
+    print(text)

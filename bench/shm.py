@@ -194,7 +194,7 @@ def main() -> None:
     load = os.getloadavg()[0]
     os.environ.update({"DS_ACCELERATOR": "cpu", "TORCH_EXTENSIONS_DIR": str(EXTENSIONS)})
     found = {"load": load, "deepspeed": _deepspeed_version(), "jobs": [_job(given, ranks) for ranks in given.ranks]}
-    script.publish(given, "shm", found, markdown(found), draw)
+    script.publish(given, "shm", found, markdown, draw)
 
 
 if __name__ == "__main__":

@@ -197,7 +197,7 @@ def main() -> None:
         "rounds": given.rounds,
         "reports": [measured(ranks, given.sizes, given.rounds) for ranks in given.ranks],
     }
-    script.publish(given, "simulated", document, markdown(document))
+    script.publish(given, "simulated", document, markdown)
 
 
 if __name__ == "__main__":

@@ -221,7 +221,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=SECONDS, help="seconds of a search")
     given = script.parse(parser, instances=2, calls=5, sizes=[20], budget=1.0)
     document = measure(given.instances, given.calls, given.sizes, given.budget)
-    script.publish(given, "syndicate", document, markdown(document), draw)
+    script.publish(given, "syndicate", document, markdown, draw)
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ def main() -> None:
     made = cases(given.sizes)
     rows = [{"calls": calls, "ms": found} for (calls, _), found in zip(made, measured(made, given.rounds), strict=True)]
     document = {"date": str(date.today()), "rounds": given.rounds, "rows": rows}
-    script.publish(given, "syndicate-forms", document, markdown(document))
+    script.publish(given, "syndicate-forms", document, markdown)
 
 
 if __name__ == "__main__":

@@ -95,10 +95,15 @@ def turns_of(row: dict[str, Any], name: str) -> list[list[float]]:
     return [turn["ms"] for turn in row["turns"] if turn["plan"] == name]
 
 
-def speed(row: dict[str, Any], name: str, over: str) -> tuple[float, float, float]:
-    """Median and quartiles of a plan's speed over another one's, by rounds; a plan that is given up has fewer turns."""
+def speed(row: dict[str, Any], name: str, over: str) -> tuple[float, float, float] | None:
+    """Median and quartiles of a plan's speed over another one's, by rounds; a plan that is given up has fewer turns.
+
+    None if one of them has no turn.
+    """
     pairs = zip(turns_of(row, over), turns_of(row, name), strict=False)
     ratios = [median(other) / median(own) for other, own in pairs]
+    if not ratios:
+        return None
     if len(ratios) < 2:
         return (ratios[0],) * 3
     low, middle, high = quantiles(ratios, n=4, method="inclusive")
@@ -111,9 +116,10 @@ def best(row: dict[str, Any]) -> str:
 
 
 def _ratio(row: dict[str, Any], name: str, over: str) -> str:
-    if not turns_of(row, over) or not turns_of(row, name):
+    found = speed(row, name, over)
+    if found is None:
         return "-"
-    middle, low, high = speed(row, name, over)
+    middle, low, high = found
     return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
@@ -176,8 +182,8 @@ def _notes(document: dict[str, Any]) -> list[str]:
     if unexpected:
         lines += ["So the defaults would have tried no plan, with a gain of 1.00, in:", "", *_listed(unexpected), ""]
     for row in rows:
-        step, iteration = median(row["steps"]), median(time for turn in turns_of(row, AUTO) for time in turn)
-        if row["plan"] and iteration < step / 2:
+        step, iterations = median(row["steps"]), [time for turn in turns_of(row, AUTO) for time in turn]
+        if row["plan"] and iterations and median(iterations) < step / 2:
             calls = len(row["plan"]["calls"])
             (where,) = _listed([row])
             what = "a single call" if calls == 1 else f"{calls} calls"
@@ -232,13 +238,15 @@ def _of_the_paper(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _verdict(rows: list[dict[str, Any]]) -> str:
-    """Where the aim was met and where it was missed."""
-    found: dict[str, list[str]] = {"met": [], "missed": []}
+    """Where the aim was met and where it was missed; a plan without turns has no speed."""
+    found: dict[str, list[str]] = {"met": [], "missed": [], "not measured": []}
     for row in rows:
         if row["model"] == "dlrm":
-            met = speed(row, best(row), ORDERED)[0] >= AIM
-            where = f"{row['text'].partition(', NICs')[0]} ({_ratio(row, best(row), ORDERED).partition(' ')[0]})"
-            found["met" if met else "missed"].append(where)
+            over, where = speed(row, best(row), ORDERED), row["text"].partition(", NICs")[0]
+            if over is None:
+                found["not measured"].append(where)
+            else:
+                found["met" if over[0] >= AIM else "missed"].append(f"{where} ({over[0]:.2f})")
     parts = [f"{verdict} on {' and '.join(places)}" for verdict, places in found.items() if places]
     return "".join(f"; {part}" if at else f": {part}" for at, part in enumerate(parts))
 
@@ -275,11 +283,8 @@ def draw(document: dict[str, Any], path: Path) -> None:
     for axes, text in zip(all_axes[0], clusters, strict=True):
         rows = [row for row in document["rows"] if row["text"] == text]
         for offset, colour, label in ((-0.2, "#808080", "priority order"), (0.2, "#009e73", "the plan that is kept")):
-            names = [ORDERED if offset < 0 else best(row) for row in rows]
-            speeds = [
-                speed(row, name, AUTO)[0] if name and turns_of(row, name) else 1.0
-                for row, name in zip(rows, names, strict=True)
-            ]
+            found = [speed(row, ORDERED if offset < 0 else best(row), AUTO) for row in rows]
+            speeds = [1.0 if each is None else each[0] for each in found]
             places = [place + offset for place in range(len(rows))]
             drawn = axes.bar(places, speeds, 0.38, color=colour, label=label)
             axes.bar_label(drawn, [f"{each:.2f}" for each in speeds], fontsize=8)
@@ -311,7 +316,7 @@ def main() -> None:
         found = changed(CLUSTERS[0], "dlrm", 100, 60.0, 300)
         changes.append({**found, "reaction": reaction(found)})
     document = {"date": str(date.today()), "rounds": given.rounds, "rows": rows, "changes": changes}
-    script.publish(given, "syndicate-runs", document, markdown(document), draw)
+    script.publish(given, "syndicate-runs", document, markdown, draw)
 
 
 if __name__ == "__main__":

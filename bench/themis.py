@@ -235,7 +235,7 @@ def main() -> None:
         "machines": machines(),
         "planning": speed(given.rounds) | general(TOPOLOGIES["4D-Ring_FC_Ring_SW"]),
     }
-    script.publish(given, "themis", document, markdown(document), themis_charts.draw)
+    script.publish(given, "themis", document, markdown, themis_charts.draw)
 
 
 if __name__ == "__main__":

@@ -128,7 +128,7 @@ def main() -> None:
     given = script.parse(parser, rounds=1, settings=[SETTINGS[0]._replace(points=POINTS[:1])])
     settings = [job(setting, given.rounds) for setting in given.settings]
     document = {"date": str(date.today()), "rounds": given.rounds, "settings": settings}
-    script.publish(given, "themis-runs", document, markdown(document))
+    script.publish(given, "themis-runs", document, markdown)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,15 @@ They take turns (conftest.py).
 from __future__ import annotations
 
 import ast
+import json
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
+import script
 import smoke
+import syndicate_runs
 from mcr_dl.bench.ranks import free_port
 from smoke import BENCH
 
@@ -71,3 +75,23 @@ def test_scripts_that_need_more_are_run_elsewhere() -> None:
     assert set(ELSEWHERE) <= set(scripts())
     for name, test in ELSEWHERE.items():
         assert Path(name).stem in (TESTS / test).read_text(), f"tests/{test} does not run bench/{name}"
+
+
+def test_figures_outlive_a_defect_of_their_report(tmp_path: Path) -> None:
+    """A long run has written them before its report or its picture fails."""
+    given = Namespace(smoke=False, out=tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        script.publish(given, "run", {"turns": 0}, lambda document: str(1 / document["turns"]))
+    assert json.loads((tmp_path / "run.json").read_text()) == {"turns": 0}
+
+
+@pytest.mark.parametrize("missing", [syndicate_runs.AUTO, syndicate_runs.ORDERED, "search"])
+def test_the_report_of_plans_without_turns(missing: str) -> None:
+    """Plans that a program gave up before their first turn leave gaps in the report of syndicate_runs.py."""
+    names = [syndicate_runs.AUTO, syndicate_runs.ORDERED, "search"]
+    turns = [{"plan": name, "ms": [2.0, 1.0]} for name in names if name != missing]
+    plan = {"name": "search", "calls": [1]}
+    row = {"model": "dlrm", "text": "2 hosts, NICs", "turns": turns, "plan": plan, "steps": [9.0], "events": []}
+    document = {"rounds": 1, "date": "2026-01-02", "machine": "A CPU", "rows": [row], "changes": []}
+    text = " ".join(syndicate_runs.markdown(document).split())
+    assert ("not measured on 2 hosts" in text) == (missing != syndicate_runs.AUTO)
