@@ -15,7 +15,6 @@ import argparse
 import json
 import math
 import os
-import platform
 import random
 import statistics
 import subprocess
@@ -153,7 +152,7 @@ def main() -> None:
                 peers.append(peer_pass(given.sizes, given.table, shuffle))
     document = {
         "date": str(date.today()),
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "machine": script.machine(),
         "passes": given.passes,
         "budget_seconds": given.budget,
         "way": FIRST_START.format(budget=given.budget) if given.first_start else _tuned(facts),

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import platform
 import re
 import sys
 import tempfile
@@ -245,7 +243,7 @@ def main() -> None:
         found = exhaustive(tuple(given.values), progress)
     document = {
         "date": date.today().isoformat(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "machine": script.machine(),
         "exhaustive": found,
         "overheads": {name: overheads(model) for name, model in MODELS.items()},
         "steps": json.loads(given.keep.read_text())["steps"] if given.keep else [],

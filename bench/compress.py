@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import tempfile
 from datetime import date
 from pathlib import Path
@@ -124,7 +122,7 @@ def main() -> None:
         found = json.loads(output.read_text())
     report = {
         "date": str(date.today()),
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "machine": script.machine(),
         "backend": given.backend,
         "ranks": given.ranks,
         **found,

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import statistics
 import subprocess
@@ -226,7 +225,7 @@ def main() -> None:
         losses = {each.who: each.end() for each in ranks}
     document = {
         "date": str(date.today()),
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "machine": script.machine(),
         "deepspeed": version("deepspeed"),
         "torch": version("torch"),
         "table": ranks[WHO.index("auto")].facts[0]["table"],

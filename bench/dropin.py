@@ -9,8 +9,6 @@ torch and mcr_dl in between. Writes docs/results/dropin.md and dropin.json.
 
 from __future__ import annotations
 
-import os
-import platform
 import statistics
 from datetime import date
 from typing import Any
@@ -58,10 +56,7 @@ def markdown(found: dict[str, Any]) -> str:
     lines = [
         "# Through torch.distributed",
         "",
-        *paragraph(
-            f"`python bench/dropin.py` on {date.today()}: {platform.machine()}, {os.cpu_count()} cores; "
-            f"torch {torch.__version__}."
-        ),
+        *paragraph(f"`python bench/dropin.py` on {date.today()}: {script.machine()}; torch {torch.__version__}."),
         *paragraph(
             "Two ranks on one host, float32, blocking calls in turns; medians in µs, of the slowest rank. *mcr_dl* is "
             "its own function on mpi, *torch* is torch.distributed's on the backend mcr over mpi, *gloo* is "

@@ -8,8 +8,6 @@ times instead, and prints the best ones: the defaults in mcr_dl/libraries come f
 
 from __future__ import annotations
 
-import os
-import platform
 import statistics
 from datetime import date
 from pathlib import Path
@@ -53,10 +51,7 @@ def markdown(found: dict[str, Any]) -> str:
     lines = [
         "# Tensor fusion",
         "",
-        *paragraph(
-            f"`python bench/fusion.py` on {date.today()}: {platform.machine()}, {os.cpu_count()} cores; "
-            f"torch {torch.__version__}."
-        ),
+        *paragraph(f"`python bench/fusion.py` on {date.today()}: {script.machine()}; torch {torch.__version__}."),
         *paragraph(
             "Two ranks on one host, float32 SUM all_reduces: all of a batch are started, then all are waited for. "
             "Batches with and without fusion take turns; medians in µs, and the median of the rounds' ratios (above "

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
-import platform
 import random
 import statistics
 import subprocess
@@ -221,16 +220,6 @@ def measure_memory(pair: Pair, calls: int) -> dict[str, int]:
     }
 
 
-def machine_text() -> str:
-    """The processor and the number of cores."""
-    names = [
-        line.split(":")[1].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ]
-    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
-
-
 def pair_of(library: str) -> Pair:
     """The runtime of this rank, which has started on MPI, and the C loop in that library."""
     from mcr_dl.libraries import mpi
@@ -270,7 +259,7 @@ def run(given: argparse.Namespace) -> None:
     from mcr_dl.commands.console import Console, bars
 
     pair = start(given.loop)
-    report: dict[str, Any] = {"date": str(date.today()), "machine": machine_text(), "mpi": {}}
+    report: dict[str, Any] = {"date": str(date.today()), "machine": script.machine(), "mpi": {}}
     report["launcher"] = given.launcher
     report["libraries"] = f"{mcr_dl.available_backends()['mpi'].removeprefix('ok: ')}, torch {pair.torch.__version__}"
     columns = ("measuring", BarColumn(), TimeRemainingColumn())

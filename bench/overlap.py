@@ -9,8 +9,6 @@ docs/results/overlap.{json,md}.
 
 from __future__ import annotations
 
-import os
-import platform
 import statistics
 from datetime import date
 from functools import partial
@@ -34,10 +32,7 @@ def markdown(found: dict[str, dict[str, list[list[float]]]], nbytes: int, rounds
     lines = [
         "# Communication behind matrix products",
         "",
-        *paragraph(
-            f"`python bench/overlap.py` on {date.today()}: {platform.machine()}, {os.cpu_count()} cores; "
-            f"torch {torch.__version__}."
-        ),
+        *paragraph(f"`python bench/overlap.py` on {date.today()}: {script.machine()}; torch {torch.__version__}."),
         *paragraph(
             f"An asynchronous all_reduce of {nbytes >> 20} MiB on two ranks of one host, then matrix products that "
             "take as long if each rank has a core for them, then `wait()`. Milliseconds are from the first rank's "

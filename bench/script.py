@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import mcr_dl
 from mcr_dl.base import launcher
 from mcr_dl.base.documents import write_rows
 from mcr_dl.bench.ranks import launched, run_local
+from mcr_dl.tables.host import host
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, IMAGES = ROOT / "docs" / "results", ROOT / "docs" / "images"
@@ -103,6 +105,11 @@ def timed_statement(statement: str, names: dict[str, Any]) -> Callable[[int], fl
     setup = "\n".join(f"{name} = _{name}" for name in names)
     timer = timeit.Timer(statement, setup, globals={f"_{name}": value for name, value in names.items()})
     return lambda calls: timer.timeit(calls) / calls
+
+
+def machine() -> str:
+    """The processor and the number of cores, for reports."""
+    return f"{host().cpu.partition(';')[0]}, {os.cpu_count()} cores"
 
 
 def resident() -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -110,7 +109,7 @@ def markdown(found: dict[str, Any]) -> str:
         "# shm against MPI and gloo",
         "",
         *paragraph(
-            f"`python bench/shm.py --ranks {ranks}` on {date.today()}: {platform.machine()}, {os.cpu_count()} cores, "
+            f"`python bench/shm.py --ranks {ranks}` on {date.today()}: {script.machine()}, "
             f"load {found['load']:.1f} before the run; torch {torch.__version__}"
             f"{'' if deepspeed is None else f', DeepSpeed {deepspeed}'}."
         ),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import statistics
 import tempfile
 from datetime import date
@@ -193,7 +192,7 @@ def main() -> None:
     given = script.parse(parser, sizes=SIZES[:1], ranks=[2], rounds=2)
     document = {
         "date": str(date.today()),
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "machine": script.machine(),
         "rounds": given.rounds,
         "reports": [measured(ranks, given.sizes, given.rounds) for ranks in given.ranks],
     }

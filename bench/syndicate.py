@@ -7,7 +7,6 @@ Everything is simulated: no ranks, no network. The figures depend only on the se
 from __future__ import annotations
 
 import os
-import platform
 import statistics
 import time
 from datetime import date
@@ -141,7 +140,7 @@ def measure(instances: int, calls: int, sizes: list[int], budget: float) -> dict
     """All figures."""
     return {
         "date": str(date.today()),
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "machine": script.machine(),
         "load": round(os.getloadavg()[0], 1),
         "example": example(),
         "calls": calls,

@@ -7,8 +7,6 @@ syndicate-forms.json.
 from __future__ import annotations
 
 import json
-import os
-import platform
 import sys
 import tempfile
 from datetime import date
@@ -94,7 +92,7 @@ def markdown(document: dict[str, Any]) -> str:
     lines = [
         "# Forms of calls, next to the paper's figures 16 to 18",
         "",
-        f"`python bench/syndicate_forms.py` on {document['date']}: {platform.machine()}, {os.cpu_count()} cores for",
+        f"`python bench/syndicate_forms.py` on {document['date']}: {script.machine()} for",
         f"all hosts of the [lab](../lab.md): {HOSTS} hosts, one rank each, NICs of {RATES[0]} and {RATES[1]} Mbit/s.",
         "gloo uses the first, MPI the second; these stand for the paper's NVLink with RDMA, and PCIe with TCP. Times",
         f"in ms: medians of {4 * document['rounds']} iterations on the slowest rank; the forms take turns of six",

@@ -7,8 +7,6 @@ syndicate-runs.json and their chart.
 from __future__ import annotations
 
 import json
-import os
-import platform
 import sys
 import tempfile
 import time
@@ -147,7 +145,7 @@ def markdown(document: dict[str, Any]) -> str:
         "",
         *paragraph(
             f"`sudo python bench/syndicate_runs.py --rounds {document['rounds']}` on {document['date']}: "
-            f"{platform.machine()}, {os.cpu_count()} cores for all hosts of the [lab](../lab.md); gloo uses each "
+            f"{script.machine()} for all hosts of the [lab](../lab.md); gloo uses each "
             "host's first NIC, MPI the second. The programs are those of `python -m mcr_dl.examples.syndicate`; every "
             "call uses `auto`, with the measurements of a first start. Plans and program order take turns of six "
             f"iterations each, {document['rounds']} turns per plan; times are medians in ms on rank 0. `auto` is "

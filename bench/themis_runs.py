@@ -6,8 +6,6 @@ fixed order, and the plans' predictions. Needs root. Writes docs/results/themis-
 from __future__ import annotations
 
 import json
-import os
-import platform
 import sys
 import tempfile
 from datetime import date
@@ -94,7 +92,7 @@ def markdown(found: dict[str, Any]) -> str:
     lines = [
         "# Themis in real runs",
         "",
-        f"`sudo python bench/themis_runs.py` on {date.today()}: {platform.machine()}, {os.cpu_count()} cores for all",
+        f"`sudo python bench/themis_runs.py` on {date.today()}: {script.machine()} for all",
         "hosts of the [lab](../lab.md); gloo uses each host's first NIC, MPI the second. Times in ms: medians over",
         "rounds in which the candidates take turns, on the slowest rank. Sizes are the whole data of a rank.",
         "`baseline` is the candidate with one order for all chunks. The simulator chooses the number of chunks of",

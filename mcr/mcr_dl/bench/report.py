@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from itertools import groupby
-from pathlib import Path
 from typing import IO, Any
 
 import torch
@@ -147,15 +146,6 @@ def print_mix(result: MixResult, settings: Settings, ranks: int, file: IO[str] |
         print(f"Not converged: {uncertain} of {len(times)} medians (--budget)", file=file)
 
 
-def _processor() -> str:
-    """The processor's name, if Linux provides it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
 def _row_json(row: Row, ranks: int) -> dict[str, Any]:
     case = {name: value for name, value in asdict(row.case).items() if name != "nbytes"}
     result = {**case, "nbytes": row.nbytes, "count": row.count, "candidate": row.candidate}
@@ -185,7 +175,7 @@ def document(rows: Sequence[Row], settings: Settings, group: _C.Group, mix: MixR
         "host": {
             "name": platform.node(),
             "system": platform.platform(),
-            "processor": _processor(),
+            "processor": host().cpu,
             "cores": os.cpu_count(),
             "accelerators": list(host().accelerators),
         },
