@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,6 @@ from typing import Any
 import compress_rank
 import script
 from markdown_text import size_text, table
-from mcr_dl.bench.ranks import run_local
 
 CODECS = ["bf16", "fp16", "int8", "zfp:rate=8", "zfp:rate=16", "zfp:tolerance=1e-3"]
 SIZES = [1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26]
@@ -111,15 +108,9 @@ def main() -> None:
     parser.add_argument("--backend", default="mpi")
     parser.add_argument("--ranks", type=int, default=2)
     given = script.parse(parser, sizes=SIZES[:1])
-    with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "found.json"
-        arguments = (given.codecs, given.sizes, given.backend, str(output))
-        with run_local(
-            compress_rank.measure, arguments, given.ranks, environment={"MCR_DL_TUNING_TABLE": "none"}
-        ) as run:
-            if not run.wait(600) or run.first_failure:
-                raise SystemExit(f"the ranks did not finish: {run.exit_codes()}")
-        found = json.loads(output.read_text())
+    arguments = (given.codecs, given.sizes, given.backend)
+    environment = {"MCR_DL_TUNING_TABLE": "none"}
+    found = script.samples(compress_rank.measure, *arguments, ranks=given.ranks, environment=environment, limit=600.0)
     report = {
         "date": str(date.today()),
         "machine": script.machine(),

@@ -71,12 +71,22 @@ def lives(modes: Sequence[str], count: int, life: Callable[[str], Figures]) -> d
     return taken
 
 
-def samples(entry: Callable[..., Any], *arguments: Any, ranks: int = 2) -> dict[str, Any]:
-    """The output of rank 0 of new ranks: each calls ``entry`` with the arguments and the path of a JSON file."""
+def samples(
+    entry: Callable[..., Any],
+    *arguments: Any,
+    ranks: int = 2,
+    environment: Mapping[str, str] | None = None,
+    limit: float | None = None,
+) -> dict[str, Any]:
+    """The output of rank 0 of new ranks: each calls ``entry`` with the arguments and the path of a JSON file.
+
+    ``environment`` is added to theirs; after ``limit`` seconds they are ended, and the script fails.
+    """
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "samples.json"
-        with run_local(entry, (*arguments, str(output)), ranks) as running:
-            running.wait()
+        with run_local(entry, (*arguments, str(output)), ranks, environment=environment) as running:
+            if not running.wait(limit):
+                raise SystemExit(f"the ranks did not end in {limit} s")
             if running.first_failure is not None:
                 raise SystemExit(f"rank {running.first_failure[0]} ended with {running.first_failure[1]}")
         found: dict[str, Any] = json.loads(output.read_text())

@@ -10,16 +10,13 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import tempfile
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 import script
 import simulated_rank
 from markdown_text import size_text, table
 from mcr_dl import _C
-from mcr_dl.bench.ranks import run_local
 from simulated_rank import CallRow, PartRow, TaskRow
 from simulated_schedules import EMULATED, whole
 
@@ -121,20 +118,10 @@ def measured(ranks: int, sizes: list[int], rounds: int) -> dict[str, Any]:
     """All times with one number of ranks."""
     calls, native = wholes(sizes), parts(sizes, ranks)
     tasks = host_tasks(sizes, ranks)
-    with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "found.json"
-        arguments = (native, tasks, calls, rounds, BACKENDS, str(output))
-        environment = {"MCR_DL_TUNING_TABLE": "none"}
-        with run_local(simulated_rank.measure, arguments, ranks, environment=environment) as run:
-            if not run.wait(2000) or run.first_failure:
-                raise SystemExit(f"the ranks did not finish: {run.exit_codes()}")
-        report: dict[str, Any] = {
-            "ranks": ranks,
-            "tasks": tasks,
-            "parts": native,
-            "times": json.loads(output.read_text()),
-        }
-    report["calls"] = []
+    arguments = (native, tasks, calls, rounds, BACKENDS)
+    environment = {"MCR_DL_TUNING_TABLE": "none"}
+    times = script.samples(simulated_rank.measure, *arguments, ranks=ranks, environment=environment, limit=2000.0)
+    report: dict[str, Any] = {"ranks": ranks, "tasks": tasks, "parts": native, "times": times, "calls": []}
     for row in calls:
         timed = report["times"][json.dumps(row)]
         entry: dict[str, Any] = {"call": row}
