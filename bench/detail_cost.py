@@ -12,13 +12,11 @@ from __future__ import annotations
 import os
 import statistics
 import timeit
-from pathlib import Path
 
 import torch
 
 import mcr_dl
 import script
-from mcr_dl.base.documents import write_rows
 
 _LIVES = 9
 # Statement, elements of the tensor, and calls in a life, by name.
@@ -48,8 +46,7 @@ def life(mode: str, most: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = script.parser(__doc__)
-    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser = script.parser(__doc__, figures=True)
     parser.add_argument("--lives", type=int, default=_LIVES, help=f"of each mode ({_LIVES})")
     parser.set_defaults(most=max(calls for _, _, calls in _WAYS.values()))
     given = script.parse(parser, lives=1, most=20)
@@ -63,8 +60,7 @@ def main() -> None:
     for name, both in figures.items():
         off, detail = both["off"], both["detail"]
         print(f"{name:24} {off:9.2f} µs off, {detail:9.2f} µs in detail: {detail / off:.2f}")
-    if given.json is not None:
-        write_rows(given.json, figures)
+    script.keep(given, figures)
 
 
 if __name__ == "__main__":

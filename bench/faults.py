@@ -29,7 +29,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 
 import script
-from mcr_dl.base.documents import write_rows
 from mcr_dl.commands.console import Console, bars
 from mcr_dl.testing import jobs
 from mcr_dl.testing.nursery import Child, Nursery
@@ -198,11 +197,10 @@ def chart(results: Mapping[tuple[str, str, str], list[Outcome]], path: Path) -> 
 
 
 def main() -> int:
-    parser = script.parser(__doc__)
+    parser = script.parser(__doc__, figures=True)
     parser.add_argument("--faults", type=int, default=200, help="how many (200)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--backends", nargs="+", choices=[*BACKENDS], default=[*BACKENDS], help="where (all)")
-    parser.add_argument("--json", type=Path, help="write the figures there")
     parser.add_argument("--chart", type=Path, help="draw a histogram there")
     parser.set_defaults(bound=BOUND)
     given = script.parse(parser, faults=1, bound=60.0)
@@ -220,9 +218,8 @@ def main() -> int:
     good = sum(each.result == "ok" for each in everything)
     left = len(shared_memory() - before)
     print(f"{len(everything)} faults, {good} as promised, {left} segments of shared memory left")
-    if given.json is not None:
-        saved = {" ".join(kind): [asdict(each) for each in found] for kind, found in results.items()}
-        write_rows(given.json, saved)
+    saved = {" ".join(kind): [asdict(each) for each in found] for kind, found in results.items()}
+    script.keep(given, saved)
     if given.chart is not None:
         chart(results, given.chart)
     return 0 if good == len(everything) and left == 0 else 1

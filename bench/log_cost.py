@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import statistics
 import timeit
-from pathlib import Path
 
 import torch
 
 import mcr_dl
 import script
-from mcr_dl.base.documents import write_rows
 from mcr_dl.bench.ranks import launched
 
 _ROUNDS = 21
@@ -50,8 +48,7 @@ def measure(backends: list[str], rounds: int, most: int) -> dict[str, tuple[floa
 
 
 def main() -> None:
-    parser = script.parser(__doc__)
-    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser = script.parser(__doc__, figures=True)
     parser.add_argument("--rounds", type=int, default=_ROUNDS, help=f"of all ways ({_ROUNDS})")
     parser.set_defaults(most=max(calls for _, calls in _WAYS.values()))
     given = script.parse(parser, rounds=1, most=20)
@@ -65,9 +62,8 @@ def main() -> None:
     if mcr_dl.get_rank() == 0:
         for name, (off, on) in found.items():
             print(f"{name:20} {off:8.0f} ns without, {on:8.0f} ns with the log: {on - off:+6.0f} ns")
-        if given.json is not None:
-            figures = {name: {"off_ns": off, "on_ns": on} for name, (off, on) in found.items()}
-            write_rows(given.json, figures)
+        figures = {name: {"off_ns": off, "on_ns": on} for name, (off, on) in found.items()}
+        script.keep(given, figures)
     mcr_dl.finalize()
 
 

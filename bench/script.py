@@ -30,13 +30,17 @@ SMOKE = "smoke mode: the figures mean nothing"
 Figures = TypeVar("Figures")
 
 
-def parser(text: str | None, *, program: str | None = None, reports: bool = False) -> argparse.ArgumentParser:
-    """The options of every script; with ``reports``, also those of scripts that write a report."""
+def parser(
+    text: str | None, *, program: str | None = None, reports: bool = False, figures: bool = False
+) -> argparse.ArgumentParser:
+    """The options of every script; ``reports``: also those of ``publish``; ``figures``: also that of ``keep``."""
     style = argparse.RawDescriptionHelpFormatter
     result = argparse.ArgumentParser(prog=program, description=text, formatter_class=style)
     result.add_argument("--smoke", action="store_true", help="run all parts in seconds, and keep no results")
     if reports:
         result.add_argument("--out", type=Path, metavar="FOLDER", help="where the report goes (docs/)")
+    if figures:
+        result.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     return result
 
 
@@ -149,6 +153,12 @@ def save(figure: Any, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     pyplot().close(figure)
+
+
+def keep(given: argparse.Namespace, figures: Any) -> None:
+    """Write the figures to the file of ``--json``, if it is given."""
+    if given.json is not None:
+        write_rows(given.json, figures)
 
 
 def publish(

@@ -18,7 +18,6 @@ from typing import Any
 from rich.table import Table
 
 import script
-from mcr_dl.base.documents import write_rows
 from mcr_dl.bench.ranks import run_local
 from mcr_dl.commands.console import Console
 from soak_rank import MIXES, Settings, soak
@@ -64,14 +63,13 @@ def _run(ranks: int, settings: Settings) -> list[dict[str, Any]] | None:
 
 def main() -> int:
     """Run the test at each number of ranks."""
-    parser = script.parser(__doc__)
+    parser = script.parser(__doc__, figures=True)
     parser.add_argument("-n", default="2,3", help="numbers of ranks (2,3)")
     parser.add_argument("--calls", type=int, default=500_000, help="calls at each number of ranks (500000)")
     parser.add_argument("--seconds", type=float, default=300.0, help="most time for each number of ranks (300)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--gloo", type=float, default=0.1, help="share of the calls that gloo gets (0.1)")
     parser.add_argument("--backend", type=_backends, default="mpi,shm", help="what get the other calls (mpi,shm)")
-    parser.add_argument("--json", type=Path, help="write the results to this file")
     given = script.parse(parser, n="2", calls=200, seconds=30.0)
     settings = Settings(given.calls, given.seconds, given.seed, given.gloo, given.backend)
     results = []
@@ -87,8 +85,7 @@ def main() -> int:
     for result in results:
         by = ", ".join(f"{name} {number:,}" for name, number in sorted(result["by"].items()))
         console.print(f"{result['ranks']} ranks: {by}")
-    if given.json:
-        write_rows(given.json, {"settings": settings._asdict(), "results": results})
+    script.keep(given, {"settings": settings._asdict(), "results": results})
     return 0
 
 

@@ -25,7 +25,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 
 import script
-from mcr_dl.base.documents import write_rows
 from mcr_dl.commands.console import Console, bars
 from mcr_dl.testing.nursery import Child, Nursery
 
@@ -87,11 +86,10 @@ def show(jobs: list[list[Times]]) -> None:
 
 def main() -> int:
     """Start the jobs one after the other."""
-    parser = script.parser(__doc__)
+    parser = script.parser(__doc__, figures=True)
     parser.add_argument("--jobs", type=int, default=150, help="how many (150)")
     parser.add_argument("--load", type=int, default=6, help="processes that compute meanwhile (6)")
     parser.add_argument("--slow", type=float, default=20.0, help="seconds of a phase from which a job is shown (20)")
-    parser.add_argument("--json", type=Path, help="write the figures there")
     given = script.parse(parser, jobs=2, load=1)
     progress = bars(Console(stderr=True), ["starting", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()])
     with Nursery(full_exit=True) as nursery, load(given.load), progress:
@@ -99,8 +97,7 @@ def main() -> int:
     show(jobs)
     complete = sum(set(PHASES) <= set(each) for job in jobs for each in job)
     print(f"{complete} of {len(jobs) * RANKS} ranks came to their end; load average {os.getloadavg()[0]:.1f}")
-    if given.json is not None:
-        write_rows(given.json, {"load": given.load, "jobs": jobs})
+    script.keep(given, {"load": given.load, "jobs": jobs})
     return 0 if complete == len(jobs) * RANKS else 1
 
 

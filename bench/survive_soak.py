@@ -22,7 +22,6 @@ from rich.progress import BarColumn, TimeRemainingColumn
 from rich.table import Table
 
 import script
-from mcr_dl.base.documents import write_rows
 from mcr_dl.commands.console import Console, bars
 from mcr_dl.testing import jobs
 from mcr_dl.testing.nursery import Child, Nursery
@@ -103,12 +102,11 @@ def run(nursery: Nursery, seconds: float, every: float, pause: float, seed: int)
 
 def main() -> int:
     """Run the job and show what became of it."""
-    parser = script.parser(__doc__)
+    parser = script.parser(__doc__, figures=True)
     parser.add_argument("--seconds", type=float, default=1200.0, help="how long (1200)")
     parser.add_argument("--every", type=float, default=30.0, help="seconds between two losses (30)")
     parser.add_argument("--pause", type=float, default=0.01, help="seconds between two steps of a rank (0.01)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="write the figures there")
     given = script.parse(parser, seconds=8.0, every=2.0)
     before = set(os.listdir("/dev/shm"))
     with Nursery() as nursery:
@@ -133,8 +131,7 @@ def main() -> int:
         table.add_column(name)
     table.add_row(*map(str, row.values()))
     Console().print_whole(table, 100)
-    if given.json is not None:
-        write_rows(given.json, {**row, "memory": soak.memory, "sizes": sizes})
+    script.keep(given, {**row, "memory": soak.memory, "sizes": sizes})
     return 1 if problem or left or not soak.kills else 0
 
 

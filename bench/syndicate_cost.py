@@ -13,14 +13,12 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import mcr_dl
 import script
-from mcr_dl.base.documents import write_rows
 from mcr_dl.examples.syndicate import MODELS
 from mcr_dl.planner import capture
 from mcr_dl.schedule import step
@@ -133,8 +131,7 @@ def ratios(model: str, rounds: int, steps: int) -> dict[str, list[float]]:
 
 def main() -> None:
     """Measure on two ranks."""
-    parser = script.parser(__doc__)
-    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser = script.parser(__doc__, figures=True)
     parser.add_argument("--rounds", type=int, default=5, help="of all ways (5)")
     parser.add_argument("--models", nargs="*", choices=sorted(MODELS), default=sorted(MODELS), help="whose steps (all)")
     parser.set_defaults(iterations=4, steps=STEPS)
@@ -151,8 +148,7 @@ def main() -> None:
             for name, values in steps.items():
                 middle = statistics.median(values)
                 print(f"{model:5} {name:18} step {middle:6.3f} of that without passes ({spread(values)})")
-        if given.json is not None:
-            write_rows(given.json, {"calls": CALLS, "backends": found, "models": models})
+        script.keep(given, {"calls": CALLS, "backends": found, "models": models})
     mcr_dl.destroy_process_group()
 
 
