@@ -6,14 +6,12 @@ Part of overhead.py.
 
 from __future__ import annotations
 
-import timeit
 from typing import Any
 
 import torch
 
 import mcr_dl
 import script
-from timers import medians
 
 CALLS, SMOKE_CALLS = 50_000, 100  # of each in a round
 
@@ -36,15 +34,15 @@ def measure(calls: int = CALLS) -> dict[str, float]:
     """Median ns per call by chain, interleaved. Starts and ends a runtime of this process alone."""
     mcr_dl.init_process_group("null", store=mcr_dl.HashStore(), rank=0, world_size=1, tuning_table="none", passes=[])
     mcr_dl.register_pass(HandsOn())
-    timers = {}
+    loops = {}
     for name, passes in CHAINS.items():
         group = mcr_dl.new_group()
         if passes is not None:
             mcr_dl.set_passes(passes or ["fuse"], group)
             mcr_dl.set_passes(passes, group)
-        known = {"_f": mcr_dl.all_reduce, "_x": torch.ones(4), "_g": group}
-        timers[name] = timeit.Timer("f(x, group=g)", "f = _f; x = _x; g = _g", globals=known)
-    taken = medians(timers, calls)
+        names = {"f": mcr_dl.all_reduce, "x": torch.ones(4), "g": group}
+        loops[name] = script.timed_statement("f(x, group=g)", names)
+    taken = script.medians(loops, calls)
     mcr_dl.destroy_process_group()
     return taken
 

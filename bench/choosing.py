@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import timeit
 from pathlib import Path
 
 import torch
@@ -17,7 +16,6 @@ import script
 from mcr_dl.tables import rules, table
 from mcr_dl.tables.host import host, software
 from mcr_dl.tables.model import Curve, Sample, Scale, Table
-from timers import medians
 
 CALLS, SMOKE_CALLS = 100_000, 100  # of each in a round
 # Interleaved; "auto" in the paper's spelling and torch's, each next to the same spelling with a backend's name.
@@ -55,9 +53,8 @@ def measure(calls: int = CALLS) -> dict[str, float]:
         del os.environ[rules.VARIABLE]
     names = {"f": mcr_dl.all_reduce, "x": torch.ones(4)}
     assert mcr_dl.explain("all_reduce", 16).candidate == "null"
-    known = {f"_{name}": value for name, value in names.items()}
-    timers = {way: timeit.Timer(statement, "f = _f; x = _x", globals=known) for way, statement in WAYS.items()}
-    taken = medians(timers, calls)
+    loops = {way: script.timed_statement(statement, names) for way, statement in WAYS.items()}
+    taken = script.medians(loops, calls)
     mcr_dl.destroy_process_group()
     return taken
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import timeit
 
 import torch
 
@@ -37,10 +36,10 @@ def life(mode: str, most: int) -> dict[str, float]:
     for name, (statement, elements, wanted) in _WAYS.items():
         calls = min(wanted, most)
         names = {"f": mcr_dl.all_reduce, "x": torch.zeros(elements)}
-        timer = timeit.Timer(statement, globals=names)
-        timer.timeit(calls // 10)
+        loop = script.timed_statement(statement, names)
+        loop(calls // 10)
         mcr_dl.barrier(backend="mpi")
-        found[name] = timer.timeit(calls) / calls * 1e6
+        found[name] = loop(calls) * 1e6
     mcr_dl.destroy_process_group()
     return found
 

@@ -10,7 +10,6 @@ With --json FILE, also writes the figures there.
 from __future__ import annotations
 
 import statistics
-import timeit
 
 import torch
 
@@ -30,9 +29,9 @@ _WAYS = {
 
 def measure(backends: list[str], rounds: int, most: int) -> dict[str, tuple[float, float]]:
     """Median ns per call without and with the log, by way, over rounds of at most ``most`` calls."""
-    names = {"_f": mcr_dl.all_reduce, "_x": torch.ones(1)}
+    names = {"f": mcr_dl.all_reduce, "x": torch.ones(1)}
     ways = {name: way for name, way in _WAYS.items() if name.partition(",")[0] in backends}
-    timers = {name: timeit.Timer(statement, "f = _f; x = _x", globals=names) for name, (statement, _) in ways.items()}
+    loops = {name: script.timed_statement(statement, names) for name, (statement, _) in ways.items()}
     taken: dict[str, dict[bool, list[float]]] = {name: {False: [], True: []} for name in ways}
     for turn in range(rounds + 1):
         for on in (False, True) if turn % 2 else (True, False):
@@ -40,9 +39,9 @@ def measure(backends: list[str], rounds: int, most: int) -> dict[str, tuple[floa
             for name, (_, wanted) in ways.items():
                 calls = min(wanted, most)
                 mcr_dl.barrier(backend=backends[-1])
-                seconds = timers[name].timeit(calls)
+                seconds = loops[name](calls)
                 if turn > 0:  # the first one warms up
-                    taken[name][on].append(seconds / calls * 1e9)
+                    taken[name][on].append(seconds * 1e9)
     mcr_dl.set_passes([])
     return {name: (statistics.median(both[False]), statistics.median(both[True])) for name, both in taken.items()}
 
