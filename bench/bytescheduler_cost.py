@@ -12,7 +12,7 @@ python bench/bytescheduler_cost.py
 from __future__ import annotations
 
 from functools import partial
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 import mcr_dl
@@ -20,6 +20,7 @@ import script
 from markdown_text import table
 from mcr_dl.commands.console import Console, bars
 from mcr_dl.examples import bytescheduler_models as models
+from mcr_dl.measure.timing import quartiles
 from mcr_dl.schedule.bytescheduler.planning import Plan
 
 CANDIDATES = ("gloo", "shm")
@@ -63,7 +64,7 @@ def main() -> None:
                 task = progress.add_task(f"{model} on {candidate}", total=given.turns)
                 times = measure(model, group, given.turns, given.steps, partial(progress.advance, task))
                 ratios = [own / plain for plain, own in zip(*(times[name] for name in WAYS), strict=True)]
-                low, middle, high = quantiles(ratios, n=4)
+                low, middle, high = quartiles(ratios)
                 medians = [f"{median(times[name]):.2f}" for name in WAYS]
                 rows.append([model, candidate, *medians, f"{middle:.3f} ({low:.3f} to {high:.3f})"])
     if mcr_dl.get_rank() == 0:

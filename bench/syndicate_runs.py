@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any, NamedTuple
 
 from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn
@@ -22,6 +22,7 @@ import script
 from lab import Lab
 from markdown_text import paragraph, table
 from mcr_dl.commands.console import Console, bars
+from mcr_dl.measure.timing import quartiles
 
 LIMIT = 600  # seconds of one job
 AUTO, ORDERED = "", "priority"  # names of turns: without a plan, and with ByteScheduler's order
@@ -102,9 +103,7 @@ def speed(row: dict[str, Any], name: str, over: str) -> tuple[float, float, floa
     ratios = [median(other) / median(own) for other, own in pairs]
     if not ratios:
         return None
-    if len(ratios) < 2:
-        return (ratios[0],) * 3
-    low, middle, high = quantiles(ratios, n=4, method="inclusive")
+    low, middle, high = quartiles(ratios)
     return middle, low, high
 
 

@@ -44,6 +44,13 @@ def test_summarize() -> None:
     assert not timing.summarize([5.0] * 5, 5, 0.5).converged
 
 
+def test_quartiles() -> None:
+    """The least and the largest value are the ends; one value is all three."""
+    assert timing.quartiles([5.0]) == (5.0, 5.0, 5.0)
+    assert timing.quartiles([2.0, 1.0]) == (1.25, 1.5, 1.75)
+    assert timing.quartiles([4.0, 0.0, 8.0, 2.0, 6.0]) == (2.0, 4.0, 6.0)
+
+
 class Scripted:
     """A control whose agreed values follow a script: the times of all ranks together, whatever this process took."""
 

@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ from mcr_dl.commands.console import Console
 from mcr_dl.examples import program, report
 from mcr_dl.examples.record import Record, Setting
 from mcr_dl.measure import shares
+from mcr_dl.measure.timing import quartiles
 from mcr_dl.trace import _breakdown, saving
 
 ROWS = (*OURS, *(name + FUSE for name in OURS), *OTHERS)
@@ -103,31 +104,23 @@ def _by_library(candidate: str, nbytes: int) -> dict[str, int]:
     return {first: part, second: nbytes - part}
 
 
-def quartiles(values: Sequence[float]) -> tuple[float, float]:
-    """The lower and the upper quartile."""
-    if len(values) < 2:
-        return values[0], values[0]
-    low, _, high = quantiles(values, n=4, method="inclusive")
-    return low, high
-
-
 def result(
     entry: Entry, record: Record, setting: Setting, part: dict[str, Any] | None, sent: dict[str, int]
 ) -> dict[str, Any]:
     """One row's entry in the file; times in seconds, means over ranks and medians over steps."""
     steps = entry.measured
     comm = entry.trainer.comm
-    low, high = quartiles(record.step_seconds)
+    low, middle, high = quartiles(record.step_seconds)
     blocked = {kind: median(values) for kind, values in record.communication.items()}
     found: dict[str, Any] = {
         "row": entry.row,
         "routes": dict(describe(entry.row, comm)),
-        "step_seconds": {"median": median(record.step_seconds), "quartiles": [low, high], "all": record.step_seconds},
-        f"{setting.unit}_per_second": setting.per_step / median(record.step_seconds),
+        "step_seconds": {"median": middle, "quartiles": [low, high], "all": record.step_seconds},
+        f"{setting.unit}_per_second": setting.per_step / middle,
         "per_second_quartiles": [setting.per_step / high, setting.per_step / low],
         "loss": {"start": record.loss_start, "end": record.loss_end, "course": record.curve},
         "blocked_seconds": blocked,
-        "compute_seconds": median(record.step_seconds) - sum(blocked.values()),
+        "compute_seconds": middle - sum(blocked.values()),
         "bytes_per_step": {
             kind: sum(value for (name, _), value in entry.sent.items() if name == kind) // steps for kind in comm.routes
         },
@@ -263,14 +256,14 @@ def run(given: argparse.Namespace) -> int:
     measure([*entries, bare], given.steps, begin + given.seconds, console)
     records = finish(entries)
     wrong = problems(workload, records)
-    compute = bare.trainer.record.averaged().step_seconds
+    low, middle, high = quartiles(bare.trainer.record.averaged().step_seconds)
     document |= {
         "steps": entries[0].measured,
         "steps_wanted": given.steps,
         "turn": TURN,
         "setting": {name: getattr(setting, name) for name in ("title", "unit", "per_step", "loss_unit", "details")},
         "tolerance": workload.tolerance,
-        "compute_alone_seconds": {"median": median(compute), "quartiles": list(quartiles(compute))},
+        "compute_alone_seconds": {"median": middle, "quartiles": [low, high]},
         "communication_alone_seconds": rows.trials,
         "mixes": rows.chosen(),
         "rows": results(entries, records, setting),

@@ -96,7 +96,7 @@ def ratios(turns: dict[str, list[float]], name: str) -> tuple[float, float, floa
     """Median and quartiles of a way's speed over DDP's, by turns: above 1, it is faster than the faster DDP."""
     best = min((models.DDP, models.BUCKETS), key=lambda each: median(turns[each]))
     values = [other / own for own, other in zip(turns[name], turns[best], strict=True)]
-    low, middle, high = quantiles(values, n=4)
+    low, middle, high = quantiles(values, n=4, method="inclusive")
     return middle, low, high
 
 

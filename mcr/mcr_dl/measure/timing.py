@@ -138,6 +138,14 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """The lower quartile, the median and the upper quartile of at least one value, interpolated as NumPy does."""
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, middle, high
+
+
 def summarize(samples: Sequence[float], calls: int, confidence: float) -> Statistics:
     """The statistics of samples in µs, taken from `calls` calls; `confidence` is the relative half width of the
     median's confidence interval up to which it counts as converged."""
