@@ -51,10 +51,12 @@ class _Watched(Worker):
 
     def _watch(self) -> None:
         later = 0.0 if self.journal is not None else _LATER_SECONDS
-        while time.monotonic() - self._heard < self.progress.patience(self.plan, self.limit) + later:
+        patience = self.progress.patience(self.plan, self.limit)
+        while time.monotonic() - self._heard < patience + later:
             time.sleep(0.2)
+            patience = self.progress.patience(self.plan, self.limit)
         if self.journal is not None:
-            reason = f"no progress for {self.limit:.0f} s"
+            reason = f"no progress for {patience:.0f} s"
             say(f"mcr-tune: {blame(self.journal, self.progress, reason)}")
         os._exit(FAILED)  # its threads are inside the library that hangs
 
