@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import textwrap
 
+from mcr_dl.commands import sizes
+
 
 def size_text(nbytes: int) -> str:
-    """4 B, 64 KiB, 16 MiB."""
-    for unit, scale in (("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= scale:
-            return f"{nbytes // scale} {unit}"
-    return f"{nbytes} B"
+    """4 B, 64 KiB, 16 MiB; a larger size that is no multiple of a unit is rounded: 1.43 MiB."""
+    text = sizes.size_text(nbytes)
+    if text.isdecimal() and nbytes >= 1 << 10:
+        text = sizes.short_size_text(nbytes)
+    return f"{text} B" if text.isdecimal() else f"{text[:-1]} {text[-1]}iB"
 
 
 def paragraph(text: str) -> list[str]:

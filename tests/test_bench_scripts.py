@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import markdown_text
 import script
 import smoke
 import syndicate_runs
@@ -95,3 +96,9 @@ def test_the_report_of_plans_without_turns(missing: str) -> None:
     document = {"rounds": 1, "date": "2026-01-02", "machine": "A CPU", "rows": [row], "changes": []}
     text = " ".join(syndicate_runs.markdown(document).split())
     assert ("not measured on 2 hosts" in text) == (missing != syndicate_runs.AUTO)
+
+
+def test_sizes_in_reports() -> None:
+    """A unit only of sizes that are multiples of it, or with digits."""
+    texts = {0: "0 B", 1000: "1000 B", 1 << 16: "64 KiB", 1 << 24: "16 MiB", 1_500_000: "1.43 MiB", 1537: "1.5 KiB"}
+    assert {nbytes: markdown_text.size_text(nbytes) for nbytes in texts} == texts
