@@ -66,8 +66,8 @@ def markdown(found: dict[str, Any]) -> str:
             "as other ranks may make them asynchronously. *Layers* is the difference on the backend that does "
             "nothing: the layers of torch and of mcr_dl alone. *fake* is the time of a call on torch's own backend "
             "that does not communicate (it copies the input where there is a separate output): the layers of torch "
-            "alone. (The cores change their clock between points, by up to 1.7.) Targets: torch adds at most 4 µs; "
-            f"faster than gloo at every size. Met at {within} and at {faster} of {len(points)} points."
+            "alone. Targets: torch adds at most 4 µs; faster than gloo at every size. "
+            f"Met at {within} and at {faster} of {len(points)} points."
         ),
     ]
     header = ["size", "mcr_dl", "torch", "gloo", "adds", "at most 4 µs", "any form", "layers", "fake", "gloo / torch"]

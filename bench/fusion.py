@@ -8,6 +8,7 @@ times instead, and prints the best ones: the defaults in mcr_dl/libraries come f
 
 from __future__ import annotations
 
+import os
 import statistics
 from datetime import date
 from pathlib import Path
@@ -90,7 +91,9 @@ def draw(found: dict[str, Any], path: Path) -> None:
     axes.set_xticks(ticks, [size_text(size) for size in ticks])
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set(xlabel="size of one tensor", ylabel="time without fusion / with")
-    axes.set_title("256 asynchronous all_reduces, 2 ranks on 2 cores", fontsize=11)
+    tensors = sorted({point["tensors"] for point in found["mpi"]["sweep"]})
+    calls = " to ".join(map(str, dict.fromkeys((tensors[0], tensors[-1]))))
+    axes.set_title(f"{calls} asynchronous all_reduces, 2 ranks on {os.cpu_count()} cores", fontsize=11)
     axes.grid(alpha=0.3)
     axes.legend()
     script.save(figure, path)
