@@ -74,7 +74,7 @@ docs: $(SITE)/.installed ## Build the site of the documentation into build/site:
 
 fuzz: SANITIZE := address,undefined
 fuzz: $(DEPS) ## Search inputs that break the C++ core, with clang (FUZZ_SECONDS=300 per target; ARGS= goes to libFuzzer)
-	@command -v $(CLANG) > /dev/null || { echo "missing: $(CLANG) with libFuzzer. To install: sudo apt-get install clang libclang-rt-14-dev" >&2; exit 1; }
+	@command -v $(CLANG) > /dev/null || { echo 'missing: $(CLANG) with libFuzzer. To install: sudo apt-get install clang && sudo apt-get install libclang-rt-$$(clang -dumpversion | cut -d. -f1)-dev' >&2; exit 1; }
 	@mkdir -p build/fuzz
 	$(call COMPILE,compiling the fuzzers,build/fuzz.log,build/fuzz,-DCMAKE_CXX_COMPILER=$(CLANG) -DMCR_DL_TESTS=ON -DMCR_DL_FUZZ=ON \
 	  -DMCR_DL_SANITIZE=$(SANITIZE))
