@@ -161,6 +161,19 @@ def test_plot_keeps_its_words_inside(candidates: int) -> None:
     assert len({line.get_color() for line in figure.legends[0].get_lines()}) == candidates
 
 
+def test_every_mark_of_a_time_has_its_unit() -> None:
+    """Also where all times lie within a decade, so that the marks between powers of ten are named."""
+    pytest.importorskip("matplotlib")
+    curves = tuple(curve(name, *times) for name, times in {"mpi": (2.1, 2.4), "gloo": (2.3, 2.8)}.items())
+    figure = figure_of(make(scale(curves=curves, winners=())))
+    axes = figure.axes[0]
+    axes.set_ylim(2.0, 3.0)  # the bands are wider
+    figure.savefig(io.BytesIO(), format="png")  # names the marks
+    marks = [label.get_text() for label in axes.get_yticklabels(which="both")]
+    assert any(marks)
+    assert all(mark.endswith(" µs") for mark in marks if mark)
+
+
 def test_plot_writes_the_operations_and_the_scale_that_are_asked_for(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     whole = two_scales()

@@ -22,7 +22,7 @@ from mcr_dl.base.operations import bandwidths, operation_of
 from mcr_dl.bench._sweep import Row, Settings
 from mcr_dl.bench.mix import MixResult
 from mcr_dl.commands.console import Console
-from mcr_dl.commands.pictures import save_figure
+from mcr_dl.commands.pictures import legend_columns, save_figure, size_axis, style, time_axis
 from mcr_dl.commands.sizes import size_text
 from mcr_dl.commands.text import colours
 from mcr_dl.measure import devices
@@ -190,21 +190,16 @@ def _draw(axes: Any, rows: Sequence[Row], colour: dict[str, str]) -> None:
         mine = [(row.nbytes, row.statistics) for row in rows if row.candidate == name and row.statistics is not None]
         sizes = [max(1, nbytes) for nbytes, _ in mine]
         axes.plot(sizes, [times.median_us for _, times in mine], "o-", color=shade, ms=3, lw=1.4, label=name)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
+    size_axis(axes, {row.nbytes for row in rows})
+    time_axis(axes)
     axes.set_title(rows[0].case.operation)
-    axes.grid(alpha=0.3, which="major")
-    largest = max(row.nbytes for row in rows)
-    first, last = (math.log2(max(1, nbytes)) for nbytes in (min(row.nbytes for row in rows), largest))
-    ticks = [2**power for power in range(math.floor(first), math.ceil(last) + 1, max(1, round((last - first) / 6)))]
-    axes.set_xticks(ticks, [size_text(tick) if largest else "0" for tick in ticks])
-    axes.minorticks_off()
     axes.set_xlabel("size, bytes")
-    axes.set_ylabel("median, µs")
+    axes.set_ylabel("median")
 
 
 def write_plot(path: str, rows: Sequence[Row], title: str) -> None:
     """Median time over size for each candidate, one panel per operation, as a picture. Needs matplotlib."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     operations = list(dict.fromkeys(row.case.operation for row in rows))
@@ -212,14 +207,15 @@ def write_plot(path: str, rows: Sequence[Row], title: str) -> None:
     colour = colours(names)
     columns = min(3, len(operations))
     lines = math.ceil(len(operations) / columns)
-    figure = Figure(figsize=(max(6.0, 4.6 * columns), 3.4 * lines + 0.6), layout="constrained")
-    panels = figure.subplots(lines, columns, squeeze=False).flatten()
-    for panel, operation in zip(panels, operations, strict=False):
-        _draw(panel, [row for row in rows if row.case.operation == operation], colour)
-    for panel in panels[len(operations) :]:
-        panel.set_visible(False)
-    handles, labels = panels[0].get_legend_handles_labels()
-    fitting = int(figure.get_figwidth() / (0.7 + 0.085 * max(map(len, labels), default=0)))  # inches of a name
-    figure.legend(handles, labels, loc="outside lower left", ncols=max(1, min(len(names), fitting)), frameon=False)
-    figure.suptitle(title, x=0.02, ha="left", fontsize="medium")
-    save_figure(figure, path, dpi=130)
+    with rc_context(style(8.5)):
+        figure = Figure(figsize=(max(6.0, 4.6 * columns), 3.4 * lines + 0.6), layout="constrained")
+        panels = figure.subplots(lines, columns, squeeze=False).flatten()
+        for panel, operation in zip(panels, operations, strict=False):
+            _draw(panel, [row for row in rows if row.case.operation == operation], colour)
+        for panel in panels[len(operations) :]:
+            panel.set_visible(False)
+        handles, labels = panels[0].get_legend_handles_labels()
+        fitting = legend_columns(names, figure.get_figwidth())
+        figure.legend(handles, labels, loc="outside lower left", ncols=fitting, frameon=False)
+        figure.suptitle(title, x=0.02, ha="left", fontsize="medium")
+        save_figure(figure, path, dpi=130)

@@ -9,8 +9,8 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from mcr_dl.base.errors import InvalidArgumentError
-from mcr_dl.commands.pictures import save_figure, style
-from mcr_dl.commands.sizes import short_size_text, size_text
+from mcr_dl.commands.pictures import CHARACTER, legend_columns, save_figure, size_axis, style, time_axis
+from mcr_dl.commands.sizes import short_size_text
 from mcr_dl.commands.text import colours, time_text
 from mcr_dl.tables.model import Scale, Table
 from mcr_dl.tables.winners import steady
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = 4
 _PANEL = (3.6, 2.7)  # inches
-_LINE, _CHARACTER = 0.22, 0.085  # inches of title and legend
+_LINE = 0.22  # inches of title and legend
 
 
 def _curves(axes: Axes, scale: Scale, subject: Subject, colour: dict[str, str]) -> None:
@@ -60,21 +60,6 @@ def _crossovers(axes: Axes, scale: Scale, subject: Subject, colour: dict[str, st
     axes.set_xlim(low, high)  # a crossover may lie beyond the measured sizes
 
 
-def _time_axis(axes: Axes) -> None:
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(lambda value, _: time_text(value).replace(".00", "").replace(".0 ", " "))
-    axes.grid(axis="y", color="#e6e6e6", linewidth=0.6)
-
-
-def _size_axis(axes: Axes, sizes: list[int]) -> None:
-    axes.set_xscale("log", base=2)
-    low, high = math.log2(sizes[0]), math.log2(sizes[-1])
-    step = max(1, math.ceil((high - low) / 6))
-    ticks = [2**power for power in range(math.ceil(low), math.floor(high) + 1, step)]
-    axes.set_xticks(ticks, [size_text(tick) for tick in ticks])
-    axes.xaxis.minorticks_off()
-
-
 def _points(axes: Axes, scale: Scale, subject: Subject, colour: dict[str, str]) -> None:
     """For an operation without data: the median of each candidate, with its min and p99."""
     for index, curve in enumerate(scale.curves_of(subject)):
@@ -88,7 +73,7 @@ def _points(axes: Axes, scale: Scale, subject: Subject, colour: dict[str, str]) 
         axes.annotate(time_text(sample.median_us), place, (6, 0), textcoords="offset points", va="center", fontsize=7)
     axes.set_xticks([])
     axes.margins(x=0.4, y=0.2)
-    _time_axis(axes)
+    time_axis(axes)
 
 
 def _panel(axes: Axes, scale: Scale, subject: Subject, colour: dict[str, str]) -> None:
@@ -99,16 +84,10 @@ def _panel(axes: Axes, scale: Scale, subject: Subject, colour: dict[str, str]) -
     if not sizes:
         _points(axes, scale, subject, colour)
         return
-    _size_axis(axes, sizes)
-    _time_axis(axes)
+    size_axis(axes, sizes)
+    time_axis(axes)
     _curves(axes, scale, subject, colour)
     _crossovers(axes, scale, subject, colour)
-
-
-def _legend_columns(colour: dict[str, str], width: float) -> int:
-    """How many names of candidates fit in one line."""
-    longest = max(map(len, colour), default=0)
-    return max(1, min(len(colour), int(width / (0.7 + _CHARACTER * longest))))
 
 
 def _legend(figure: Figure, colour: dict[str, str], below: float) -> None:
@@ -117,7 +96,7 @@ def _legend(figure: Figure, colour: dict[str, str], below: float) -> None:
 
     lines = [Line2D([], [], color=shade, marker="o", markersize=3, label=name) for name, shade in colour.items()]
     width, height = figure.get_size_inches()
-    place, columns = (0.5, 1 - below / height), _legend_columns(colour, width)
+    place, columns = (0.5, 1 - below / height), legend_columns(colour, width)
     figure.legend(handles=lines, loc="upper center", bbox_to_anchor=place, ncols=columns, frameon=False)
 
 
@@ -137,9 +116,9 @@ def figure_of(table: Table, operations: list[str] | None = None, scale: Scale | 
     colour = colours(table.candidates)
     width = max(5.0, _PANEL[0] * columns)
     title = f"{scale.name} on {table.host.cpu}, {table.host.cores} cores: median time by bytes, from min to p99"
-    title = textwrap.fill(title, int(width / _CHARACTER))
+    title = textwrap.fill(title, int(width / CHARACTER))
     below = 0.12 + _LINE * len(title.splitlines())
-    head = below + _LINE * math.ceil(len(colour) / _legend_columns(colour, width)) + 0.1
+    head = below + _LINE * math.ceil(len(colour) / legend_columns(colour, width)) + 0.1
     height = _PANEL[1] * lines + head + 0.2
     with rc_context(style(8.5)):
         figure = Figure(figsize=(width, height), dpi=130)
