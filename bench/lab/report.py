@@ -231,9 +231,8 @@ def operations(measured: Measured, work: Path, images: Path, link: str) -> list[
 def choices(measured: Measured, work: Path, images: Path, link: str) -> list[str]:
     """The choices of mcr-tune."""
     from lab import charts
-    from mcr_dl.commands.sizes import short_size_text
+    from mcr_dl.commands.text import winners_text
     from mcr_dl.tables import table as tables
-    from mcr_dl.tables.winners import steady
 
     del measured
     lines = [CHOICES]
@@ -246,10 +245,7 @@ def choices(measured: Measured, work: Path, images: Path, link: str) -> list[str
     def chosen(scale: Any, name: str) -> str:
         for winner in scale.winners:
             if winner.operation == name:
-                first, *others = steady(scale, winner).ranges
-                return ", ".join(
-                    [first.candidate, *(f"{short_size_text(each.start)}: {each.candidate}" for each in others)]
-                )
+                return winners_text(scale, winner)
         return ""
 
     lines += [

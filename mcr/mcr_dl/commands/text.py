@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The format of times and candidates in reports."""
+"""The format of times, candidates and choices in reports."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+
+from mcr_dl.commands.sizes import short_size_text
+from mcr_dl.tables.model import Scale, Winner
+from mcr_dl.tables.winners import steady
 
 # Okabe and Ito's colors, which most color-blind people can distinguish, without their yellow and black.
 _PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255", "#808080")
@@ -18,6 +22,14 @@ def time_text(microseconds: float) -> str:
         value, unit = value / 1000, larger
     digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
     return f"{value:.{digits}f} {unit}"
+
+
+def winners_text(scale: Scale, winner: Winner) -> str:
+    """The fastest candidates without noise, from 0 bytes, then from the sizes given: mpi, 64K: gloo."""
+    return ", ".join(
+        f"{short_size_text(each.start)}: {each.candidate}" if each.start else each.candidate
+        for each in steady(scale, winner).ranges
+    )
 
 
 def _mixed(colour: str, other: int, share: float) -> str:

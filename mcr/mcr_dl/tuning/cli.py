@@ -21,7 +21,8 @@ from mcr_dl.base.operations import frequent, operation_of
 from mcr_dl.bench.ranks import launched
 from mcr_dl.commands import arguments
 from mcr_dl.commands.console import Console, bars
-from mcr_dl.commands.sizes import short_size_text, size_text
+from mcr_dl.commands.sizes import size_text
+from mcr_dl.commands.text import winners_text
 from mcr_dl.groups import environment
 from mcr_dl.libraries import registry
 from mcr_dl.measure import devices, memory
@@ -31,7 +32,6 @@ from mcr_dl.tables.earlier import completed
 from mcr_dl.tables.host import host, software
 from mcr_dl.tables.model import Scale, Table
 from mcr_dl.tables.table import now
-from mcr_dl.tables.winners import steady
 from mcr_dl.tuning import _views as views
 from mcr_dl.tuning import launched as inside
 from mcr_dl.tuning._journal import Journal, Plan, Progress, Unit
@@ -317,12 +317,8 @@ def _summary(scale: Scale, path: Path, seconds: float, devices: int) -> None:
     for name in ("operation", "types", "calls", "from 0, then from the size given"):
         grid.add_column(name)
     for winner in scale.winners:
-        steps = [
-            f"{each.candidate}" if each.start == 0 else f"{short_size_text(each.start)}: {each.candidate}"
-            for each in steady(scale, winner).ranges
-        ]
         form = "asynchronous" if winner.async_op else "blocking"
-        grid.add_row(winner.operation, winner.dtype_class, form, ", ".join(steps))
+        grid.add_row(winner.operation, winner.dtype_class, form, winners_text(scale, winner))
     console = Console()
     console.print(grid)
     sharing = -(-scale.ranks_per_node // devices) if devices else 1
