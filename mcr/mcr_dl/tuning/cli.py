@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
 from rich.table import Table as Grid
 
 from mcr_dl import _C
@@ -279,8 +280,6 @@ class _Display:
     """A bar on a terminal, a line per operation elsewhere; and a line for every candidate that is left out."""
 
     def __init__(self, plan: Plan, progress: Progress) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
-
         self.console = Console(stderr=True)
         columns = ("{task.description:<40}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self.bars = bars(self.console, columns, transient=True, disable=not self.console.is_terminal)

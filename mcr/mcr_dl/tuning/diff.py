@@ -7,15 +7,15 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.table import Table as Grid
+
+from mcr_dl.commands.console import Console
 from mcr_dl.commands.sizes import short_size_text
 from mcr_dl.commands.text import time_text
 from mcr_dl.tables.model import Curve, Scale, Subject, Table, Winner
 from mcr_dl.tables.winners import Comparison, short, steady
-
-if TYPE_CHECKING:
-    from mcr_dl.commands.console import Console
 
 _MOVED = 1.2  # medians differ if their ratio is larger than this, either way
 
@@ -123,8 +123,6 @@ def document(a: Table, b: Table, rows: Sequence[Row]) -> dict[str, Any]:
 
 def show(a: Table, b: Table, rows: Sequence[Row], console: Console) -> None:
     """Print the differences of two tables."""
-    from rich.table import Table as Grid
-
     grid = Grid(title=f"{len(rows)} differences", title_justify="left")
     for title in ("where", "what", "A", "B"):
         grid.add_column(title, overflow="fold")

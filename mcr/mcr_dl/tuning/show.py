@@ -3,21 +3,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.table import Table as Grid
+from rich.text import Text
 
 from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.commands.console import Console
 from mcr_dl.commands.sizes import short_size_text
 from mcr_dl.commands.text import colours, time_text
 from mcr_dl.tables import codecs
 from mcr_dl.tables.choice import costs_of
 from mcr_dl.tables.model import Scale, Subject, Table, content
 from mcr_dl.tables.winners import steady
-
-if TYPE_CHECKING:
-    from rich.table import Table as Grid
-    from rich.text import Text
-
-    from mcr_dl.commands.console import Console
 
 
 def select(table: Table, names: list[str] | None) -> list[Subject]:
@@ -46,8 +44,6 @@ def _sizes(table: Table, subject: Subject) -> list[int]:
 
 
 def _cell(scale: Scale, subject: Subject, nbytes: int, colour: dict[str, str]) -> Text:
-    from rich.text import Text
-
     winner = scale.winner_of(subject)
     if winner is None:
         return Text("-")
@@ -60,8 +56,6 @@ def _cell(scale: Scale, subject: Subject, nbytes: int, colour: dict[str, str]) -
 
 
 def _grid(table: Table, subject: Subject) -> Grid:
-    from rich.table import Table as Grid
-
     dtypes = dict.fromkeys(curve.dtype for scale in table.scales for curve in scale.curves_of(subject))
     form = ", asynchronous" if subject.async_op else ""
     measured = f", measured with {', '.join(dtypes)}" if dtypes else ""
@@ -131,8 +125,6 @@ def show(table: Table, console: Console, operation: str | None = None) -> None:
 
     ``operation`` restricts it to one; InvalidArgumentError lists the existing ones if it is not among them.
     """
-    from rich.table import Table as Grid
-
     names = None if operation is None else [operation]
     subjects = select(table, names)
     facts = Grid(show_header=False, box=None, padding=(0, 2, 0, 0))

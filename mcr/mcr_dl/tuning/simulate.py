@@ -6,6 +6,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from rich.table import Table as Grid
+
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.commands import arguments
 from mcr_dl.commands.console import Console
@@ -77,8 +79,6 @@ def document(plan: Plan) -> dict[str, Any]:
 
 
 def _show(network: Network, found: list[tuple[Plan, Plan]], console: Console) -> None:
-    from rich.table import Table as Grid
-
     first = found[0][0]
     console.say(f"{first.operation} on {network.name}; {first.in_flight} in flight in each dimension")
     grid = Grid()
