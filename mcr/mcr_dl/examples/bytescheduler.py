@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from mcr_dl.commands.console import Console, bars
 from mcr_dl.commands.pictures import save_figure
 from mcr_dl.examples import bytescheduler_models as models
 from mcr_dl.examples import mixes, program, report
+from mcr_dl.measure.timing import quartiles
 
 TURN = 10  # steps
 TURNS = 4  # of each way, at least: the quartiles are over turns
@@ -96,7 +97,7 @@ def ratios(turns: dict[str, list[float]], name: str) -> tuple[float, float, floa
     """Median and quartiles of a way's speed over DDP's, by turns: above 1, it is faster than the faster DDP."""
     best = min((models.DDP, models.BUCKETS), key=lambda each: median(turns[each]))
     values = [other / own for own, other in zip(turns[name], turns[best], strict=True)]
-    low, middle, high = quantiles(values, n=4, method="inclusive")
+    low, middle, high = quartiles(values)
     return middle, low, high
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 import mcr_dl as dist
+from mcr_dl.measure.timing import quartiles
 
 
 @dataclass
@@ -76,9 +77,7 @@ def turns(setting: Setting, record: Record) -> list[float]:
 def spread(setting: Setting, record: Record) -> tuple[float, float]:
     """Lower and upper quartile of the speed over the measured turns."""
     speeds = [setting.per_step / seconds for seconds in turns(setting, record)]
-    if len(speeds) < 2:
-        return speeds[0], speeds[0]
-    low, _, high = quantiles(speeds, n=4, method="inclusive")
+    low, _, high = quartiles(speeds)
     return low, high
 
 
@@ -86,9 +85,7 @@ def ratio(setting: Setting, record: Record, base: Record) -> tuple[float, float,
     """The speedup over another mode: median and quartiles over turns that ran next to each other."""
     pairs = zip(turns(setting, record), turns(setting, base), strict=True)
     ratios = [theirs / ours for ours, theirs in pairs]
-    if len(ratios) < 2:
-        return ratios[0], ratios[0], ratios[0]
-    low, middle, high = quantiles(ratios, n=4, method="inclusive")
+    low, middle, high = quartiles(ratios)
     return middle, low, high
 
 
