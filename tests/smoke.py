@@ -21,10 +21,10 @@ def results() -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for folder in folders for path in folder.iterdir()}
 
 
-def run(*command: str, launcher: Sequence[str] = (), limit: float = LIMIT, **variables: str) -> str:
-    """Run ``python LAUNCHER bench/COMMAND --smoke``, which must succeed and keep no results. Returns its output."""
+def run(*command: str, launcher: Sequence[str] = (sys.executable,), limit: float = LIMIT, **variables: str) -> str:
+    """Run ``LAUNCHER bench/COMMAND --smoke``, which must succeed and keep no results. Returns its output."""
     before = results()
-    script = [sys.executable, *launcher, str(BENCH / command[0]), *command[1:], "--smoke"]
+    script = [*launcher, str(BENCH / command[0]), *command[1:], "--smoke"]
     environment = launchers.environment(MCR_DL_TUNING_TABLE="none", **variables)
     code, text = launchers.finish(script, ROOT, environment, limit)
     assert code == 0, text

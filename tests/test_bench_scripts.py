@@ -17,7 +17,7 @@ import markdown_text
 import script
 import smoke
 import syndicate_runs
-from mcr_dl.bench.ranks import free_port
+from harness import launchers
 from smoke import BENCH
 
 TESTS = Path(__file__).resolve().parent
@@ -65,7 +65,7 @@ def test_smoke(name: str) -> None:
 def test_the_log_on_ranks_of_a_launcher(tmp_path: Path) -> None:
     """log_cost.py measures more on ranks that torchrun has started, and writes its figures to the --json file."""
     figures = tmp_path / "figures.json"
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
+    torchrun = [*launchers.TORCHRUN, "2"]
     text = smoke.run("log_cost.py", "--json", str(figures), launcher=torchrun)
     assert "mpi, asynchronous" in text
     assert "mpi, asynchronous" in figures.read_text()

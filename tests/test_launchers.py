@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
-from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,34 +18,6 @@ from mcr_dl.base import launcher
 from mcr_dl.bench.ranks import environments, free_port
 
 SCRIPT = str(launchers.TESTS / "programs" / "everywhere.py")
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-LIMIT = 90.0
-
-
-def run(commands: Sequence[tuple[list[str], dict[str, str]]]) -> tuple[list[int], str]:
-    """Run commands concurrently; returns their exit codes and all output.
-
-    AssertionError with the output, and the end of all processes, if one has not ended in time.
-    """
-    job = launchers.mark()
-    running = [
-        subprocess.Popen(
-            command,
-            env=launchers.environment(**variables, **job),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for command, variables in commands
-    ]
-    try:
-        texts = [process.communicate(timeout=LIMIT)[0] for process in running]
-    except subprocess.TimeoutExpired:
-        launchers.kill(job)
-        texts = [process.communicate()[0] for process in running]
-        raise AssertionError(f"still running after {LIMIT:.0f} s\n" + "\n".join(texts)) from None
-    return [process.returncode for process in running], "\n".join(texts)
 
 
 def slurm(size: int, program: list[str], job: int = 0, step: int = -1) -> list[tuple[list[str], dict[str, str]]]:
@@ -65,7 +35,7 @@ def commands(launcher: str, size: int, arguments: list[str]) -> list[tuple[list[
     """The launcher's commands for ``python arguments...`` on ``size`` ranks."""
     program = [sys.executable, *arguments]
     if launcher == "torchrun":
-        return [([*TORCHRUN, str(size), *arguments], {})]
+        return [([*launchers.TORCHRUN, str(size), *arguments], {})]
     if launcher == "none":
         return [(program, {})]
     if launcher == "srun":
@@ -87,7 +57,7 @@ CASES = {  # ranks, the runtime's name for the launcher, MPI library
 def test_same_script(launcher: str) -> None:
     """init(["mpi", "gloo"]) finds its ranks, its store and its MPI library from the launcher's variables."""
     size, name, library = CASES[launcher]
-    codes, text = run(commands(launcher, size, [SCRIPT]))
+    codes, text = launchers.together(commands(launcher, size, [SCRIPT]))
     assert set(codes) == {0}, text
     for rank in range(size):
         assert f"rank {rank} of {size} under {name} with {library}" in text, text
@@ -104,7 +74,7 @@ def test_same_script(launcher: str) -> None:
 )
 def test_torchrun_inside_another_launcher(outer: dict[str, str]) -> None:
     """Its ranks inherit variables of a launcher that knows none of them: MPI starts without a launcher."""
-    codes, text = run([(command, outer) for command, _ in commands("torchrun", 2, [SCRIPT])])
+    codes, text = launchers.together([(command, outer) for command, _ in commands("torchrun", 2, [SCRIPT])])
     assert set(codes) == {0}, text
     for rank in range(2):
         assert f"rank {rank} of 2 under torchrun with MPICH" in text, text
@@ -124,7 +94,7 @@ def test_two_steps_of_a_slurm_job_at_once() -> None:
     """The ranks of each step meet each other alone."""
     job = free_port() % 20000
     program = [sys.executable, "-c", _STEP]
-    codes, text = run([*slurm(2, program, job, 1), *slurm(2, program, job, 2)])
+    codes, text = launchers.together([*slurm(2, program, job, 1), *slurm(2, program, job, 2)])
     assert set(codes) == {0}, text
     assert [text.count(f"sum {number};") for number in (20, 200)] == [2, 2], text
 
@@ -145,7 +115,7 @@ def test_where_a_slurm_step_meets(variables: dict[str, str], port: int) -> None:
 
 def test_another_default_device_and_type() -> None:
     """The ranks that meet over MPI do so whatever the program's default device is."""
-    codes, text = run(commands("mpiexec-mpich", 2, [str(jobs.PROGRAMS / "defaults.py"), "mpi,gloo"]))
+    codes, text = launchers.together(commands("mpiexec-mpich", 2, [str(jobs.PROGRAMS / "defaults.py"), "mpi,gloo"]))
     assert set(codes) == {0}, text
     assert text.count("DONE") == 2
 
@@ -169,7 +139,7 @@ def test_torch_alone(launcher: str, named: bool, tmp_path: Path) -> None:
     program.write_text(_TORCH)
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} if named else {}
     started = commands(launcher, 2, [str(program), "mcr", "gloo", "mcr"])
-    codes, text = run([(command, {**variables, **place}) for command, variables in started])
+    codes, text = launchers.together([(command, {**variables, **place}) for command, variables in started])
     assert set(codes) == {0}, text
     for rank in range(2):
         assert [text.count(f"{backend}: rank {rank} of 2;") for backend in ("mcr", "gloo")] == [2, 1], text
@@ -191,7 +161,7 @@ else:
 
 def test_torch_alone_on_some_ranks() -> None:
     """The program's world_size replaces the launcher's, as in torch."""
-    codes, text = run(commands("srun", 3, ["-c", _FEWER]))
+    codes, text = launchers.together(commands("srun", 3, ["-c", _FEWER]))
     assert set(codes) == {0}, text
     assert all(f"{line};" in text for line in ("rank 0 of 2", "rank 1 of 2", "rank: expected 0 to 1, got 2")), text
 
@@ -199,7 +169,7 @@ def test_torch_alone_on_some_ranks() -> None:
 @pytest.mark.parametrize("variables", [{}, {"RANK": "0"}, {"WORLD_SIZE": "1"}])
 def test_torch_without_a_launcher(variables: dict[str, str]) -> None:
     """The error is torch's, as without this package."""
-    codes, text = run([([sys.executable, "-c", _TORCH, "mcr"], variables)])
+    codes, text = launchers.together([([sys.executable, "-c", _TORCH, "mcr"], variables)])
     assert codes == [1]
     assert "environment variable" in text, text
 
@@ -237,7 +207,7 @@ def test_rank_from_the_meeting_point(kind: str, variables: tuple[str, ...]) -> N
         ([sys.executable, "-c", _MEETS, kind, str(rank), port], {name: values[rank][name] for name in variables})
         for rank in range(2)
     ]
-    codes, text = run(started)
+    codes, text = launchers.together(started)
     assert set(codes) == {0}, text
     assert [text.count(f"rank {rank} of 2;") for rank in range(2)] == [1, 1], text
 
@@ -245,7 +215,7 @@ def test_rank_from_the_meeting_point(kind: str, variables: tuple[str, ...]) -> N
 def test_a_rank_without_a_size() -> None:
     """Without a launcher's variables, one of the two is not enough."""
     program = "import mcr_dl; mcr_dl.init_process_group('gloo', rank=0)"
-    codes, text = run([([sys.executable, "-c", program], {})])
+    codes, text = launchers.together([([sys.executable, "-c", program], {})])
     assert codes == [1]
     assert "rank and world_size: expected both or none, got rank=0, world_size=-1" in text, text
 
@@ -254,7 +224,7 @@ def test_a_rank_without_a_size() -> None:
 def test_info(launcher: str) -> None:
     """``mcr-info`` prints versions, launcher, library, backends and what they support."""
     size, name, library = CASES[launcher]
-    codes, text = run(commands(launcher, size, ["-m", "mcr_dl.info", "--support"]))
+    codes, text = launchers.together(commands(launcher, size, ["-m", "mcr_dl.info", "--support"]))
     assert set(codes) == {0}, text
     flat = " ".join(text.split())
     for word in (mcr_dl.__version__, f"{name}, rank 0 of {size}", library, "gloo", "null", "native", "all_reduce"):
@@ -265,12 +235,12 @@ def test_info(launcher: str) -> None:
 def test_info_on_two_hosts() -> None:
     """A backend of one host starts only where it connects all ranks. If the libraries differ, the report says so."""
     program = [sys.executable, str(jobs.PROGRAMS / "hosts.py"), "0,1", "info", "--support"]
-    codes, text = run([(program, each) for each in environments(2, {}).values()])
+    codes, text = launchers.together([(program, each) for each in environments(2, {}).values()])
     assert codes == [0, 0], text
     assert [text.count(f"Support: {name}") for name in ("gloo", "shm")] == [1, 0], text
     ranks = environments(2, {})
     ranks[1]["MCR_DL_MPI_LIB"] = str(launchers.openmpi_library())
-    codes, text = run([(program, {**each, "COLUMNS": "300"}) for each in ranks.values()])
+    codes, text = launchers.together([(program, {**each, "COLUMNS": "300"}) for each in ranks.values()])
     assert codes == [0, 0], text
     assert "backend 'mpi': expected the same library on all ranks, got ok: MPICH" in text, text
 
@@ -279,7 +249,7 @@ def test_open_mpi_under_mpichs_mpiexec() -> None:
     """A library that the launcher cannot start raises instead of running as several jobs of one rank."""
     command, _ = launchers.mpiexec("mpiexec-mpich", 2)
     variables = {"MCR_DL_MPI_LIB": str(launchers.openmpi_library())}
-    codes, text = run([([*command, sys.executable, SCRIPT], variables)])
+    codes, text = launchers.together([([*command, sys.executable, SCRIPT], variables)])
     assert codes != [0]
     assert "started by MPICH's mpiexec" in " ".join(text.split()), text
     assert ": done" not in text
@@ -297,7 +267,7 @@ def test_a_library_without_mpi_4(size: int, tmp_path: Path) -> None:
     )
     library = {"MCR_DL_MPI_LIB": str(old_mpich.make(tmp_path))}
     ranks = [([sys.executable, "-c", program], {**each, **library}) for each in environments(size, {}).values()]
-    codes, text = run(ranks)
+    codes, text = launchers.together(ranks)
     assert set(codes) == {0}, text
     assert text.count(f"{2 * size * size} mpi_mpich3.so\n") == size, text
 
@@ -307,7 +277,9 @@ def test_threads_that_block(launcher: str) -> None:
     """With MCR_DL_MPI_THREAD_LEVEL=multiple, threads may block in collectives of different groups in any order."""
     script = str(launchers.TESTS / "programs" / "threads.py")
     level = {"MCR_DL_MPI_THREAD_LEVEL": "multiple"}
-    codes, text = run([(command, {**extra, **level}) for command, extra in commands(launcher, 2, [script])])
+    codes, text = launchers.together(
+        [(command, {**extra, **level}) for command, extra in commands(launcher, 2, [script])]
+    )
     assert set(codes) == {0}, text
     assert text.count("threads: done") == 2
 
@@ -330,7 +302,7 @@ def test_ranks_and_their_cores(places: list[int], said: str) -> None:
     cores = sorted(os.sched_getaffinity(0))
     assert len(cores) > 1, "expected a machine with two cores"
     programs = [[sys.executable, "-c", _ON_CORES, str(cores[place])] for place in places]
-    codes, text = run(list(zip(programs, environments(2, {}).values(), strict=True)))
+    codes, text = launchers.together(list(zip(programs, environments(2, {}).values(), strict=True)))
     assert codes == [0, 0], text
     assert text.count(f"2 {said}") == 2, text
 
@@ -360,7 +332,7 @@ def test_a_rank_that_fails_ends_the_job() -> None:
     )
     for name in ("torchrun", "mpiexec-mpich", "mpiexec-openmpi"):
         arguments = ["--no-python", sys.executable, "-c", program] if name == "torchrun" else ["-c", program]
-        codes, text = run(commands(name, 2, arguments))
+        codes, text = launchers.together(commands(name, 2, arguments))
         assert codes != [0], name
         assert "on purpose" in text, (name, text)
 
@@ -385,7 +357,7 @@ def test_third_party_backend(tmp_path: Path) -> None:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-backend\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[mcr_dl.backends]\nmine = their_backend:path\n")
     path = launchers.environment()["PYTHONPATH"]
-    codes, text = run([([sys.executable, "-c", _THIRD_PARTY], {"PYTHONPATH": f"{tmp_path}:{path}"})])
+    codes, text = launchers.together([([sys.executable, "-c", _THIRD_PARTY], {"PYTHONPATH": f"{tmp_path}:{path}"})])
     assert codes == [0], text
     assert "ok: does nothing" in text
     assert "['mine']" in text
@@ -495,6 +467,6 @@ def test_first_host(nodelist: str, host: str) -> None:
 @pytest.mark.parametrize("launcher", ["torchrun", "mpiexec-mpich", "mpiexec-openmpi"])
 def test_a_rank_that_ends_long_after_the_others(launcher: str) -> None:
     """The others leave it, or wait for it where the launcher would end it with them."""
-    codes, text = run(commands(launcher, 2, [str(jobs.PROGRAMS / "apart.py")]))
+    codes, text = launchers.together(commands(launcher, 2, [str(jobs.PROGRAMS / "apart.py")]))
     assert set(codes) == {0}, text
     assert text.count("rank 0 ends") == 1, text

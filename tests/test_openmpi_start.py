@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,6 @@ from harness import launchers
 from mcr_dl.libraries import pmix, pmix_server
 from mcr_dl.testing.nursery import Nursery
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 PROGRAM = jobs.PROGRAMS / "starts_openmpi.py"
 LIMIT = 120.0
 
@@ -58,7 +56,7 @@ def _servers(folder: Path) -> list[str]:
 @pytest.mark.parametrize(("how", "size"), [("torchrun", 2), ("torchrun-destroy", 3), ("torchrun", 4)])
 def test_under_torchrun(how: str, size: int, tmp_path: Path, variables: dict[str, str]) -> None:
     """With and without destroy_process_group. The ranks share memory, as there is no other way between them here."""
-    command = [*TORCHRUN, str(size), str(PROGRAM), *how.split("-")[1:]]
+    command = [*launchers.TORCHRUN, str(size), str(PROGRAM), *how.split("-")[1:]]
     only = {**variables, "OMPI_MCA_btl": "self,sm"}
     code, text = launchers.finish(command, tmp_path, launchers.environment(**only), LIMIT)
     assert code == 0, text
@@ -109,7 +107,7 @@ def test_another_life(tmp_path: Path, variables: dict[str, str]) -> None:
         "for _ in range(3 if life else 1 << 40): dist.all_reduce(x)\n"
         "print(f'DONE in life {life}\\n', end='', flush=True)\n"
     )
-    command = [*TORCHRUN, "2", "--max-restarts", "1", str(program)]
+    command = [*launchers.TORCHRUN, "2", "--max-restarts", "1", str(program)]
     code, text = launchers.finish(command, tmp_path, launchers.environment(**variables), LIMIT)
     assert code == 0, text
     assert text.count("DONE in life 1") == 2, text
@@ -124,7 +122,7 @@ def test_no_server(tmp_path: Path) -> None:
     library.parent.mkdir()
     shutil.copy(launchers.openmpi_library(), library)
     (library.parent / "libpmix.so.2").write_bytes(b"\x7fELF without\0PMIx_Init\0alone")
-    command = [*TORCHRUN, "2", str(PROGRAM)]
+    command = [*launchers.TORCHRUN, "2", str(PROGRAM)]
     code, text = launchers.finish(command, tmp_path, launchers.environment(MCR_DL_MPI_LIB=str(library)), LIMIT)
     assert code != 0
     flat = " ".join(text.split())

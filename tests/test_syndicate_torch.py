@@ -4,14 +4,11 @@
 from __future__ import annotations
 
 import itertools
-import sys
 
 import pytest
 
 from harness import Pools, launchers
-from mcr_dl.bench.ranks import environments
 from ranks import syndicate_torch
-from test_launchers import run
 
 worlds = pytest.mark.parametrize("world", [2, 3])
 programs = pytest.mark.parametrize("program", list(syndicate_torch.PROGRAMS))
@@ -84,17 +81,10 @@ def test_mistakes(pools: Pools) -> None:
     pools.get("processes", 2).run(syndicate_torch.mistakes, limit=60)
 
 
-def _alone(end: str, **variables: str) -> tuple[list[int], str]:
-    """Exit codes and output of a torch program that never imports mcr_dl."""
-    program = [sys.executable, str(launchers.TESTS / "programs" / "torch_alone.py"), end]
-    given = {"MCR_DL_TUNING_TABLE": "none", **variables}
-    return run([(program, {**given, **rank}) for rank in environments(2, {}).values()])
-
-
 @pytest.mark.parametrize("end", ["destroyed", "works left", "group destroyed", "forgotten"])
 def test_a_program_without_mcr_dl(end: str) -> None:
     """It ends without a word, whatever it leaves behind."""
-    codes, text = _alone(end, MCR_DL_SCHEDULE="syndicate")
+    codes, text = launchers.torch_alone(2, end, MCR_DL_SCHEDULE="syndicate")
     assert codes == [0, 0], text
     assert text.strip() == ""
 
@@ -109,6 +99,6 @@ def test_a_program_without_mcr_dl(end: str) -> None:
 )
 def test_a_wrong_variable(variables: dict[str, str], text: str) -> None:
     """Such a program ends with the error."""
-    codes, output = _alone("destroyed", **variables)
+    codes, output = launchers.torch_alone(2, "destroyed", **variables)
     assert codes == [1, 1], output
     assert output.count(text) == 2

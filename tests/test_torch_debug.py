@@ -6,7 +6,6 @@ from __future__ import annotations
 import pytest
 
 from harness import launchers
-from test_launchers import TORCHRUN, run
 
 PROGRAM = str(launchers.TESTS / "programs" / "debug_detail.py")
 
@@ -15,6 +14,8 @@ PROGRAM = str(launchers.TESTS / "programs" / "debug_detail.py")
 def test_detail(underneath: str) -> None:
     """See the program's docstring."""
     variables = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "TORCH_CPP_LOG_LEVEL": "ERROR", "MCR_DL_BACKENDS": underneath}
-    codes, text = run([([*TORCHRUN, "2", PROGRAM, "mcr"], {**variables, "MCR_DL_TUNING_TABLE": "none"})])
+    codes, text = launchers.together(
+        [([*launchers.TORCHRUN, "2", PROGRAM, "mcr"], {**variables, "MCR_DL_TUNING_TABLE": "none"})]
+    )
     assert codes == [0], text
     assert text.count(": done") == 2

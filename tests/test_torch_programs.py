@@ -9,17 +9,6 @@ import sys
 import pytest
 
 from harness import launchers
-from mcr_dl.bench.ranks import environments
-from test_launchers import LIMIT, run
-
-PROGRAM = str(launchers.TESTS / "programs" / "torch_alone.py")
-QUIET = {"MCR_DL_TUNING_TABLE": "none"}
-
-
-def _ranks(size: int, *arguments: str, **variables: str) -> tuple[list[int], str]:
-    """The exit codes of the ranks themselves, without a launcher that adds its own output."""
-    program = [sys.executable, PROGRAM, *arguments]
-    return run([(program, {**QUIET, **variables, **rank}) for rank in environments(size, {}).values()])
 
 
 @pytest.mark.parametrize(
@@ -34,21 +23,21 @@ def _ranks(size: int, *arguments: str, **variables: str) -> tuple[list[int], str
 )
 def test_it_ends_without_a_word(end: str, underneath: str) -> None:
     """Exit code 0 and no output, whatever the program leaves behind."""
-    codes, text = _ranks(2, end, MCR_DL_BACKENDS=underneath)
+    codes, text = launchers.torch_alone(2, end, MCR_DL_BACKENDS=underneath)
     assert codes == [0, 0], text
     assert text.strip() == ""
 
 
 def test_its_exit_code_is_its_own() -> None:
     """Even if it forgets to destroy the groups."""
-    codes, text = _ranks(3, "exit code", MCR_DL_BACKENDS="mpi")
+    codes, text = launchers.torch_alone(3, "exit code", MCR_DL_BACKENDS="mpi")
     assert codes == [3] * 3, text
     assert text.strip() == ""
 
 
 def test_unknown_library_underneath() -> None:
     """One error on every rank, which names the known ones."""
-    codes, text = _ranks(2, "destroyed", MCR_DL_BACKENDS="mpi,nothing")
+    codes, text = launchers.torch_alone(2, "destroyed", MCR_DL_BACKENDS="mpi,nothing")
     assert codes == [1, 1], text
     assert text.count("InvalidArgumentError: MCR_DL_BACKENDS: expected one of nccl, shm, mpi, gloo") == 2
     assert "'nothing'" in text
@@ -56,7 +45,7 @@ def test_unknown_library_underneath() -> None:
 
 def test_library_that_cannot_be_used() -> None:
     """The error names the library and the reason."""
-    codes, text = _ranks(2, "destroyed", MCR_DL_BACKENDS="mpi", MCR_DL_MPI_LIB="/nowhere/libmpi.so")
+    codes, text = launchers.torch_alone(2, "destroyed", MCR_DL_BACKENDS="mpi", MCR_DL_MPI_LIB="/nowhere/libmpi.so")
     assert codes == [1, 1], text
     assert text.count("BackendUnavailableError: backend 'mpi' is unavailable") == 2
     assert "/nowhere/libmpi.so" in text
@@ -68,4 +57,4 @@ def test_torch_stays_quick_to_import() -> None:
         "import torch, sys; import torch.distributed as dist; assert dist.is_backend_available('mcr'); "
         "assert not [name for name in sys.modules if name.startswith('mcr_dl.') or name == 'mcr_dl'], sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=LIMIT, env=launchers.environment())
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=90, env=launchers.environment())

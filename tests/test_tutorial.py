@@ -12,7 +12,6 @@ from torch.distributed import distributed_c10d
 
 import mcr_dl
 from harness import launchers
-from test_launchers import TORCHRUN, run
 
 SCRIPT = launchers.TESTS / "programs" / "tutorial.py"
 THEIRS, OURS = "import torch.distributed as dist", "import mcr_dl as dist"
@@ -31,7 +30,8 @@ def output(folder: Path, line: str, backend: str) -> list[str]:
     program = folder / "tutorial.py"
     program.write_text(text.replace(f"\n{THEIRS}\n", f"\n{line}\n"))
     options = ["3", "--log-dir", str(folder / "logs"), "--redirects", "3"]
-    codes, said = run([([*TORCHRUN, *options, str(program)], {"BACKEND": backend, "MCR_DL_TUNING_TABLE": "none"})])
+    variables = {"BACKEND": backend, "MCR_DL_TUNING_TABLE": "none"}
+    codes, said = launchers.together([([*launchers.TORCHRUN, *options, str(program)], variables)])
     errors = "".join(path.read_text() for path in sorted(folder.glob("logs/**/stderr.log")))
     assert codes == [0], said + errors
     return [path.read_text() for path in sorted(folder.glob("logs/**/stdout.log"))]

@@ -14,7 +14,6 @@ import jobs
 from harness import launchers
 from mcr_dl.testing.nursery import Nursery
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 PROGRAM = jobs.PROGRAMS / "two_mpi.py"
 DONE = re.compile(r"DONE \['ok: (MPICH|Open MPI) \d\S*', 'ok: (MPICH|Open MPI) \d\S*'\] \[\]")
 LIMIT = 120.0
@@ -59,7 +58,7 @@ def test_under_torchrun(how: str, tmp_path: Path, variables: dict[str, str]) -> 
     """With destroy_process_group; in a program whose mpi4py has loaded MPICH; if MPICH's symbols are global."""
     if how == "global":
         how = str(Path(sysconfig.get_path("data"), "lib", "libmpi.so.12"))
-    command = [*TORCHRUN, "2", str(PROGRAM), "mpich+openmpi", how]
+    command = [*launchers.TORCHRUN, "2", str(PROGRAM), "mpich+openmpi", how]
     code, text = launchers.finish(command, tmp_path, launchers.environment(**variables), LIMIT)
     assert code == 0, text
     assert len(DONE.findall(text)) == 2, text

@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from mcr_dl.bench.ranks import environments
 from mcr_dl.testing.pool import start_all, without_launcher
@@ -23,6 +24,9 @@ TESTS = Path(__file__).resolve().parent.parent
 STAND_IN = TESTS.parent / "build" / "standin" / "libnccl.so"
 OLD_STAND_IN = STAND_IN.parent / "old" / STAND_IN.name
 _NCCL = {"MCR_DL_NCCL_LIB": str(STAND_IN), "MCR_STANDIN_TIMEOUT_MS": "15000"}
+
+# torchrun on this host alone; the number of ranks and the program follow.
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 # In the environment of a job's processes: those of torchrun and mpiexec are in sessions of their own.
 _MARK = "MCR_TEST_JOB"
@@ -123,20 +127,46 @@ def start(
 def finish(command: Sequence[str], folder: Path, variables: Mapping[str, str], limit: float) -> tuple[int, str]:
     """The exit code and output of a command; AssertionError, with the output, if it does not end in time."""
     job = mark()
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env={**variables, **job},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
+    process = _begin(command, {**variables, **job}, cwd=folder, stderr=subprocess.STDOUT, start_new_session=True)
+    ((output, _),) = _outputs([process], job, limit)
+    return process.returncode, output
+
+
+def together(commands: Sequence[tuple[list[str], dict[str, str]]], limit: float = 90.0) -> tuple[list[int], str]:
+    """The exit codes and all output of commands that run at once, each with its variables.
+
+    AssertionError with the output, and the end of all processes, if one has not ended in time.
+    """
+    job = mark()
+    running = [
+        _begin(command, environment(**variables, **job), stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+        for command, variables in commands
+    ]
+    texts = [output for output, _ in _outputs(running, job, limit)]
+    return [process.returncode for process in running], "\n".join(texts)
+
+
+def torch_alone(size: int, *arguments: str, **variables: str) -> tuple[list[int], str]:
+    """The exit codes and output of the ranks of a torch program that never imports mcr_dl.
+
+    No launcher adds its own output to it.
+    """
+    program = [sys.executable, str(TESTS / "programs" / "torch_alone.py"), *arguments]
+    given = {"MCR_DL_TUNING_TABLE": "none", **variables}
+    return together([(program, {**given, **rank}) for rank in environments(size, {}).values()])
+
+
+def _begin(command: Sequence[str], variables: Mapping[str, str], **more: Any) -> subprocess.Popen[str]:
+    """Start a command whose output is read as text."""
+    return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True, errors="replace", **more)
+
+
+def _outputs(running: Sequence[subprocess.Popen[str]], job: dict[str, str], limit: float) -> list[tuple[str, str]]:
+    """The outputs of a job's processes; AssertionError with them, and its end, if one does not end in time."""
     try:
-        output, _ = process.communicate(timeout=limit)
+        return [process.communicate(timeout=limit) for process in running]
     except subprocess.TimeoutExpired:
         kill(job)
-        output, _ = process.communicate()
-        raise AssertionError(f"{' '.join(command)}: still running after {limit:.0f} s\n{output}") from None
-    return process.returncode, output
+        said = "\n".join(text for process in running for text in process.communicate() if text)
+        commands = "; ".join(" ".join(map(str, process.args)) for process in running)
+        raise AssertionError(f"{commands}: still running after {limit:.0f} s\n{said}") from None
