@@ -4,66 +4,21 @@
 from __future__ import annotations
 
 import json
-import random
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import tables
 from harness import Pools
 from mcr_dl import _C
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.tables import rules, table
-from mcr_dl.tables.host import Software, host
-from mcr_dl.tables.model import Curve, Exclusion, Sample, Scale, Table, content
+from mcr_dl.tables.host import host
+from mcr_dl.tables.model import Exclusion, content
 from mcr_dl.tuning import explain
 from ranks import choice
-
-CANDIDATES = ("mpi", "mpi:p2p", "gloo")
-SIZES = tuple(4**k for k in range(1, 13))
-_REDUCES = {row["name"]: row["reduces"] for row in _C.ops()}
-
-
-def _curve(operation: str, types: str, candidate: str, times: dict[int, float]) -> Curve:
-    samples = tuple(Sample(size, 10, time, time, time) for size, time in times.items())
-    return Curve(operation, types, "float32", candidate, samples)
-
-
-def _scale(ranks: int, curves: list[Curve]) -> Scale:
-    return Scale(ranks, 1, ranks, "cpu", "2026-01-01T00:00:00Z", tuple(curves))
-
-
-def _table(*scales: Scale) -> Table:
-    return Table("2026-01-01T00:00:00Z", host(), Software("0", "0", "0", {}), {}, tuple(scales))
-
-
-def _random_table(seed: int, ranks: int) -> Table:
-    """Curves that cross often, for every operation; gloo seldom wins, as it takes a hundred times as long as mpi."""
-    draw = random.Random(seed)
-
-    def times(candidate: str) -> dict[int, float]:
-        return {size: draw.uniform(1.5 if candidate == "gloo" else 1, 2) * (1 + size / 4096) for size in SIZES}
-
-    curves = [
-        _curve(operation, types, candidate, times(candidate))
-        for operation in _C.operations()
-        for types in (("float", "half") if _REDUCES.get(operation.removesuffix("v"), False) else ("any",))
-        for candidate in CANDIDATES
-    ]
-    return _table(_scale(ranks, curves))
-
-
-def _flat(favourite: str, ranks: int = 2) -> Table:
-    """One candidate is the best everywhere."""
-    curves = [
-        _curve(
-            name, "float" if _REDUCES.get(name.removesuffix("v"), False) else "any", candidate, dict.fromkeys(SIZES, us)
-        )
-        for name in _C.operations()
-        for candidate, us in ((each, 1.0 if each == favourite else 2.0) for each in CANDIDATES)
-    ]
-    return _table(_scale(ranks, curves))
 
 
 def test_the_backend_that_moves_no_data_is_not_chosen(pools: Pools) -> None:
@@ -76,7 +31,7 @@ def test_the_backend_that_moves_no_data_is_not_chosen(pools: Pools) -> None:
 def test_ranks_agree(pools: Pools, tmp_path: Path, world: int, count: int) -> None:
     """Ranks have different tables and different counts in vectored calls, and all their calls still match."""
     for rank in range(world):
-        table.write(_random_table(rank, world), tmp_path / f"{rank}.json")
+        table.write(tables.random_table(rank, world), tmp_path / f"{rank}.json")
     answers = pools.get("processes", world).run(choice.calls, str(tmp_path), 5, count, limit=200.0)
     assert len({digest for digest, _ in answers}) == 1
     assert all(calls > count / 100 for calls in answers[0][1].values()), answers[0][1]
@@ -85,7 +40,7 @@ def test_ranks_agree(pools: Pools, tmp_path: Path, world: int, count: int) -> No
 def test_ranks_answer_alike(pools: Pools, tmp_path: Path) -> None:
     """10^5 questions about calls of every operation, type, reduction and size have the same answers on all ranks."""
     for rank in range(3):
-        table.write(_random_table(10 + rank, 3), tmp_path / f"{rank}.json")
+        table.write(tables.random_table(10 + rank, 3), tmp_path / f"{rank}.json")
     answers = pools.get("processes", 3).run(choice.questions, str(tmp_path), 6, 100_000, limit=120.0)
     assert len(set(answers)) == 1
     assert answers[0][1] >= 2  # a host with more ranks than cores has no variants of mpi
@@ -93,9 +48,9 @@ def test_ranks_answer_alike(pools: Pools, tmp_path: Path) -> None:
 
 def test_the_table_decides(pools: Pools, tmp_path: Path) -> None:
     """The chosen candidate is the cheapest in the table, and explain names the row."""
-    for favourite in CANDIDATES:
+    for favourite in tables.CANDIDATES:
         path = tmp_path / "table.json"
-        table.write(_flat(favourite), path)
+        table.write(tables.flat(favourite), path)
         said = pools.get("processes", 2).run(choice.start, str(path), {}, ("all_reduce", 4096))
         assert all(f"all_reduce, 4096 bytes: {favourite}, the cheapest" in text for text in said)
         assert all(str(path) in text and "2 ranks, all_reduce, float" in text for text in said)
@@ -103,15 +58,15 @@ def test_the_table_decides(pools: Pools, tmp_path: Path) -> None:
 
 def test_asynchronous_calls_have_their_own_curves(pools: Pools, tmp_path: Path) -> None:
     """They count for asynchronous calls; where there are none, those of blocking calls do."""
-    table_of_mpi = _flat("mpi")
+    table_of_mpi = tables.flat("mpi")
     times = {"mpi": 3.0, "mpi:p2p": 2.0, "gloo": 1.0}
     starting = [
-        replace(_curve("all_reduce", "float", name, dict.fromkeys(SIZES, us)), async_op=True)
+        replace(tables.curve(name, *[us] * len(tables.SIZES), sizes=tables.SIZES), async_op=True)
         for name, us in times.items()
     ]
     scale = table_of_mpi.scales[0]
     path = tmp_path / "table.json"
-    table.write(_table(replace(scale, curves=(*scale.curves, *starting))), path)
+    table.write(tables.make(replace(scale, curves=(*scale.curves, *starting)), host=host()), path)
     for found in pools.get("processes", 2).run(choice.forms, str(path)):
         assert found == {
             "blocking": ("mpi", "2 ranks, all_reduce, float"),
@@ -126,11 +81,11 @@ def test_asynchronous_calls_have_their_own_curves(pools: Pools, tmp_path: Path) 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_excluded_candidates_are_not_chosen(pools: Pools, tmp_path: Path, ranks: int) -> None:
     """Also by the nearest measurements, and where no other candidate was measured."""
-    (scale,) = _flat("gloo", ranks).scales
+    (scale,) = tables.flat("gloo", ranks).scales
     kept = tuple(curve for curve in scale.curves if curve.operation != "all_reduce")
     excluded = tuple(Exclusion("all_reduce", "float32", name, "hangs") for name in ("mpi", "mpi:p2p"))
     path = tmp_path / "table.json"
-    table.write(_table(replace(scale, curves=kept, excluded=excluded)), path)
+    table.write(tables.make(replace(scale, curves=kept, excluded=excluded), host=host()), path)
     pool = pools.get("processes", 2)
     said = pool.run(choice.start, str(path), {}, ("all_reduce", 64))
     assert all("64 bytes: gloo, the only candidate" in text and "left out by measurement: mpi" in text for text in said)
@@ -153,8 +108,8 @@ def test_rules_hold_for_calls_through_passes(
 
 def test_rank_0_counts(pools: Pools, tmp_path: Path) -> None:
     """Ranks with another table, another rule or none at all use rank 0's."""
-    table.write(_flat("gloo"), tmp_path / "a.json")
-    table.write(_flat("mpi:p2p"), tmp_path / "b.json")
+    table.write(tables.flat("gloo"), tmp_path / "a.json")
+    table.write(tables.flat("mpi:p2p"), tmp_path / "b.json")
     a, b = str(tmp_path / "a.json"), str(tmp_path / "b.json")
     pool, question = pools.get("processes", 2), ("all_reduce", 64)
     rule = {"MCR_DL_TUNE": "all_reduce:*:mpi"}
@@ -172,8 +127,8 @@ def test_rank_0_counts(pools: Pools, tmp_path: Path) -> None:
 
 def test_the_environment_names_a_table(pools: Pools, tmp_path: Path) -> None:
     """MCR_DL_TUNING_TABLE is used, and the argument overrides it."""
-    table.write(_flat("gloo"), tmp_path / "a.json")
-    table.write(_flat("mpi:p2p"), tmp_path / "b.json")
+    table.write(tables.flat("gloo"), tmp_path / "a.json")
+    table.write(tables.flat("mpi:p2p"), tmp_path / "b.json")
     variables = {"MCR_DL_TUNING_TABLE": str(tmp_path / "a.json")}
     pool, question = pools.get("processes", 2), ("broadcast", 64)
     assert all("gloo, the cheapest" in text for text in pool.run(choice.start, None, variables, question))
@@ -201,14 +156,14 @@ def test_a_broken_table_is_an_error_everywhere(pools: Pools, tmp_path: Path, wha
     """A named broken table: one clear error on every rank, even where the rank's own file is good."""
     paths = [tmp_path / "0.json", tmp_path / "1.json"]
     for path in paths:
-        table.write(_flat("gloo"), path)
+        table.write(tables.flat("gloo"), path)
     _damage(paths[0], what)
     said = pools.get("processes", 2).run(choice.start_by_rank, list(map(str, paths)), [{}, {}], ("all_reduce", 4))
     assert len(set(said)) == 1
     assert said[0].startswith("InvalidArgumentError: tuning table")
     assert "0.json" in said[0]
     assert key in said[0]
-    table.write(_flat("gloo"), paths[0])
+    table.write(tables.flat("gloo"), paths[0])
     _damage(paths[1], what)  # rank 0's is good: that one is used
     said = pools.get("processes", 2).run(choice.start_by_rank, list(map(str, paths)), [{}, {}], ("all_reduce", 4))
     assert all("gloo, the cheapest" in text for text in said)
@@ -217,9 +172,9 @@ def test_a_broken_table_is_an_error_everywhere(pools: Pools, tmp_path: Path, wha
 def test_edited_and_foreign_tables_warn(pools: Pools, tmp_path: Path) -> None:
     """They are used unchanged, on all ranks, and the log names the doubtful key."""
     path = tmp_path / "t.json"
-    measured = _flat("gloo")
+    measured = tables.flat("gloo")
     table.write(replace(measured, host=replace(measured.host, fingerprint="0123456789abcdef")), path)
-    path.write_text(path.read_text().replace("2026-01-01", "2026-01-02", 1))
+    path.write_text(path.read_text().replace(tables.TIME, "2026-03-02T12:00:00Z", 1))
     pool = pools.get("processes", 2)
     said = pool.run(choice.start, str(path), {}, ("all_reduce", 4))
     assert all("gloo, the cheapest" in text for text in said)
@@ -230,8 +185,8 @@ def test_edited_and_foreign_tables_warn(pools: Pools, tmp_path: Path) -> None:
 @pytest.mark.parametrize("world", [4])
 def test_nearest_scale(pools: Pools, tmp_path: Path, world: int) -> None:
     """A group of a size that was not measured uses the nearest scale, and reports that once."""
-    two, four = _flat("gloo", 2).scales[0], _flat("mpi", 4).scales[0]
-    table.write(_table(two, four), tmp_path / "t.json")
+    two, four = tables.flat("gloo", 2).scales[0], tables.flat("mpi", 4).scales[0]
+    table.write(tables.make(two, four, host=host()), tmp_path / "t.json")
     pool = pools.get("processes", world)
     answers = {
         size: (name, row) for rank in pool.run(choice.subgroups, str(tmp_path / "t.json")) for size, name, row in rank
@@ -334,5 +289,5 @@ def test_the_rule_that_decides(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_schema_and_json_agree() -> None:
     """The written file is JSON that other programs can read."""
-    document = json.loads(json.dumps(content(_flat("gloo"))))
-    assert document["scales"][0]["curves"][0]["samples"][0]["bytes"] == SIZES[0]
+    document = json.loads(json.dumps(content(tables.flat("gloo"))))
+    assert document["scales"][0]["curves"][0]["samples"][0]["bytes"] == tables.SIZES[0]

@@ -16,7 +16,7 @@ from mcr_dl.passes import Compress
 from mcr_dl.tables import codecs, table
 from mcr_dl.tables.choice import costs_of
 from mcr_dl.tables.host import host
-from mcr_dl.tables.model import Curve, Exclusion, Sample, Subject, Table, label_of, parts_of
+from mcr_dl.tables.model import Curve, Exclusion, Subject, Table, label_of, parts_of
 from mcr_dl.tables.winners import winners_of
 from mcr_dl.tuning import tuner
 from mcr_dl.tuning._journal import Journal, Plan, Progress, Unit
@@ -32,17 +32,16 @@ SIZES = [4096, MIB // 4, MIB, 4 * MIB]
 def _curve(candidate: str, codec: str, *times: float, operation: str = "all_reduce") -> Curve:
     """A curve at 256 KiB, 1 MiB and 4 MiB; without a codec at 4 KiB too."""
     sizes = SIZES[1:] if codec else SIZES
-    samples = tuple(Sample(size, 9, us, us, us) for size, us in zip(sizes, times, strict=True))
     types = "float" if operation == "all_reduce" else "any"
-    return Curve(operation, types, "float32", candidate, samples, codec)
+    return curve(candidate, *times, operation=operation, dtype_class=types, sizes=sizes, codec=codec)
 
 
 def _table(ranks: int) -> Table:
     """bf16 is cheaper from 1 MiB on, on gloo; int8 is the cheapest there; mpi is the cheapest up to 1 MiB."""
     curves = [
-        curve
+        each
         for operation in ("all_reduce", "all_gather", "all_gatherv", "all_to_all")
-        for curve in (
+        for each in (
             _curve("mpi", "", 1, 100, 1000, 90_000, operation=operation),
             _curve("gloo", "", 50, 1000, 4000, 16_000, operation=operation),
         )

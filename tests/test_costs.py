@@ -10,15 +10,15 @@ import pytest
 import tables
 from harness import Pools
 from mcr_dl.tables import table
-from mcr_dl.tables.model import Curve, Sample
+from mcr_dl.tables.model import Curve
 from ranks import costs
 
 _SIZES = (1 << 10, 1 << 16, 1 << 20)
 
 
-def _curve(operation: str, types: str, candidate: str, us_per_kib: float) -> Curve:
-    samples = tuple(Sample(size, 10, *[1 + us_per_kib * size / 1024] * 3) for size in _SIZES)
-    return Curve(operation, types, "float32", candidate, samples)
+def _curve(candidate: str, us_per_kib: float, operation: str = "all_reduce", dtype_class: str = "float") -> Curve:
+    times = [1 + us_per_kib * size / 1024 for size in _SIZES]
+    return tables.curve(candidate, *times, operation=operation, dtype_class=dtype_class, sizes=_SIZES)
 
 
 @pytest.mark.parametrize("world", [2, 3])
@@ -26,10 +26,10 @@ def test_a_model_of_the_table(pools: Pools, tmp_path: Path, world: int) -> None:
     """All ranks get one model. A striped call takes as long as its slower half, a compressed one longer than both of
     its exchanges of a quarter of the bytes."""
     curves = [
-        _curve("all_reduce", "float", "mpi", 1),
-        _curve("all_reduce", "float", "gloo", 3),
-        _curve("all_to_all", "any", "mpi", 1),
-        _curve("all_gather", "any", "mpi", 1),
+        _curve("mpi", 1),
+        _curve("gloo", 3),
+        _curve("mpi", 1, "all_to_all", "any"),
+        _curve("mpi", 1, "all_gather", "any"),
     ]
     path = tmp_path / "table.json"
     table.write(tables.make(tables.scale(ranks=world, curves=tuple(curves))), path)

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
+import tables
 from harness import Pools
 from mcr_dl.tables import table
 from ranks import refine
-from test_auto import _flat, _random_table
 
 
 def test_a_wrong_table_is_put_right(pools: Pools, tmp_path: Path) -> None:
     """The table says that gloo is fastest at small messages, where it is much slower than MPI."""
     path = tmp_path / "wrong.json"
-    table.write(_flat("gloo"), path)
+    table.write(tables.flat("gloo"), path)
     answers = pools.get("processes", 2).run(refine.correct, str(path), 0.2, 1000)
     assert answers[0] == answers[1]
     changes, chosen, text, total = answers[0]
@@ -32,7 +32,7 @@ def test_a_wrong_table_is_put_right(pools: Pools, tmp_path: Path) -> None:
 def test_results_and_choices_are_equal(pools: Pools, tmp_path: Path, world: int, count: int) -> None:
     """Random calls, many of them trials, with a step every hundred: no rank hangs, and all ranks learn equal values."""
     for rank in range(world):
-        table.write(_random_table(rank, world), tmp_path / f"{rank}.json")
+        table.write(tables.random_table(rank, world), tmp_path / f"{rank}.json")
     answers = pools.get("processes", world).run(refine.storm, str(tmp_path), 3, count, limit=100.0)
     assert all(same for same, _ in answers)
     assert len({digest for _, digest in answers}) == 1
@@ -92,14 +92,14 @@ def test_the_same_calls_are_not(pools: Pools) -> None:
 def test_it_is_off_by_default(pools: Pools, tmp_path: Path) -> None:
     """The wrong table stays unchanged."""
     path = tmp_path / "wrong.json"
-    table.write(_flat("gloo"), path)
+    table.write(tables.flat("gloo"), path)
     assert pools.get("processes", 2).run(refine.quiet, str(path), 300) == [(0, [], "gloo")] * 2
 
 
 def test_groups_are_refined_apart(pools: Pools, tmp_path: Path) -> None:
     """Groups learn independently, and the members' other calls do not count."""
     path = tmp_path / "wrong.json"
-    table.write(_flat("gloo"), path)
+    table.write(tables.flat("gloo"), path)
     for world, pair in pools.get("processes", 2).run(refine.apart, str(path)):
         assert "refined while running" in world
         assert pair == "the cheapest"
