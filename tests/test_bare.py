@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import tables
+from harness import launchers
 from mcr_dl.tables import table
 from mcr_dl.tables.host import host
 
@@ -75,22 +74,21 @@ except mcr_dl.InvalidArgumentError as error:
 """
 
 
-def _run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", BLOCK + program, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+def _run(program: str, *arguments: str) -> launchers.Ended:
+    return launchers.python("-c", BLOCK + program, *arguments)
 
 
 def test_the_library_needs_torch_and_numpy_alone() -> None:
     """Import, init, groups, calls, passes, the log, objects."""
     result = _run(PROGRAM)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.endswith("done\n")
+    assert result.code == 0, result.err
+    assert result.out.endswith("done\n")
 
 
 def test_the_place_of_the_table_is_the_same() -> None:
     """A table that mcr-tune has written is found without platformdirs too."""
     result = _run("from mcr_dl.tables import host, table\nprint(table.default_path(host.host()))")
-    assert result.stdout.strip() == str(table.default_path(host())), result.stderr
+    assert result.out.strip() == str(table.default_path(host())), result.err
 
 
 def test_a_named_table_needs_jsonschema(tmp_path: Path) -> None:
@@ -98,29 +96,28 @@ def test_a_named_table_needs_jsonschema(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     table.write(tables.make(), path)
     result = _run(TABLE, str(path))
-    assert "pip install jsonschema" in result.stdout, result.stderr
+    assert "pip install jsonschema" in result.out, result.err
 
 
 @pytest.mark.parametrize("command", ["bench", "info", "trace", "tune"])
 def test_commands_say_what_they_lack(command: str) -> None:
     """One line and exit code 2."""
     result = _run(f"import mcr_dl_commands\nsys.exit(mcr_dl_commands.{command}())")
-    assert result.returncode == 2
-    assert result.stderr == f"mcr-{command}: error: needs rich, which is not installed: pip install rich\n"
+    assert result.code == 2
+    assert result.err == f"mcr-{command}: error: needs rich, which is not installed: pip install rich\n"
 
 
 @pytest.mark.parametrize("module", ["bench", "info", "testing", "trace", "tuning"])
 def test_modules_say_what_they_lack(module: str) -> None:
     """As ``python -m``."""
     result = _run(f"import runpy\nrunpy.run_module('mcr_dl.{module}', run_name='__main__', alter_sys=True)")
-    assert result.returncode == 2, result.stderr
-    assert result.stderr.endswith(": error: needs rich, which is not installed: pip install rich\n")
-    assert len(result.stderr.splitlines()) == 1
+    assert result.code == 2, result.err
+    assert result.err.endswith(": error: needs rich, which is not installed: pip install rich\n")
+    assert len(result.err.splitlines()) == 1
 
 
 @pytest.mark.parametrize("command", ["bench", "info", "trace", "tune"])
 def test_an_interrupt_while_a_command_is_imported(command: str) -> None:
     """It ends the command quietly, however early it comes: torch is imported inside the entry point."""
     program = "import sys\nimport mcr_dl_commands\n" + INTERRUPT + f"sys.exit(mcr_dl_commands.{command}())"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    assert launchers.python("-c", program) == (130, "", "")

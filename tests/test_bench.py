@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,6 @@ from mcr_dl.base import operations
 from mcr_dl.bench import cli, report
 from mcr_dl.bench._sweep import Row, Settings
 from mcr_dl.bench.mix import Part, parse_mix
-from mcr_dl.bench.ranks import free_port
 from mcr_dl.commands.sizes import parse_size, size_text
 from mcr_dl.measure import _values, cases, memory
 from mcr_dl.measure._layout import layout, split
@@ -230,16 +227,8 @@ def test_bad_mix(text: str, words: str) -> None:
 # ---- the command
 
 
-def _bench(*arguments: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", *launcher, "mcr_dl.bench", *arguments],
-        env=launchers.environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+def _bench(*arguments: str, launcher: Sequence[str] = ()) -> launchers.Ended:
+    return launchers.python(*launcher, "-m", "mcr_dl.bench", *arguments, limit=120)
 
 
 def test_command(tmp_path: Path) -> None:
@@ -260,13 +249,13 @@ def test_command(tmp_path: Path) -> None:
         ),
         *("--factor", "16", "--budget", "0.02", "--json", str(document), "--plot", str(picture)),
     )
-    assert result.returncode == 0, result.stderr
-    assert result.stderr == ""
-    assert "Wrong values: 0" in result.stdout
+    assert result.code == 0, result.err
+    assert result.err == ""
+    assert "Wrong values: 0" in result.out
     for word in ("median µs", "busbw GB/s", "all_reduce: 2 ranks", "scatterv", "barrier", "gloo", "auto", "float32"):
-        assert word in result.stdout
-    assert "…" not in result.stdout
-    assert max(map(len, result.stdout.splitlines())) <= 120
+        assert word in result.out
+    assert "…" not in result.out
+    assert max(map(len, result.out.splitlines())) <= 120
     content = json.loads(document.read_text())
     assert content["ranks"] == 2
     assert content["settings"]["sizes"] == [4, 64, 1024]
@@ -279,12 +268,12 @@ def test_command(tmp_path: Path) -> None:
 
 def test_command_under_torchrun() -> None:
     """It runs in the existing ranks, and only rank 0 prints."""
-    launcher = ("torch.distributed.run", "--nproc-per-node=2", "--master-port", str(free_port()), "-m")
+    launcher = [*launchers.TORCHRUN[1:], "2"]
     result = _bench("--mix", "all_reduce:64K@gloo + all_to_all:4K@mpi", "--budget", "0.05", launcher=launcher)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count("Overlap gain") == 1
-    assert "all_to_all:4K@mpi, alone" in result.stdout
-    assert "Wrong values: 0" in result.stdout
+    assert result.code == 0, result.err
+    assert result.out.count("Overlap gain") == 1
+    assert "all_to_all:4K@mpi, alone" in result.out
+    assert "Wrong values: 0" in result.out
 
 
 @pytest.mark.parametrize(
@@ -292,7 +281,7 @@ def test_command_under_torchrun() -> None:
 )
 def test_sizes_under_torchrun(tmp_path: Path, smallest: str, largest: str, factor: str) -> None:
     """torchrun leaves the options for sizes to the command, nccl-tests' short ones too."""
-    launcher = ("torch.distributed.run", "--nproc-per-node=2", "--master-port", str(free_port()), "-m")
+    launcher = [*launchers.TORCHRUN[1:], "2"]
     document = tmp_path / "out.json"
     given = (
         "--backends",
@@ -309,7 +298,7 @@ def test_sizes_under_torchrun(tmp_path: Path, smallest: str, largest: str, facto
         str(document),
     )
     result = _bench(*given, launcher=launcher)
-    assert result.returncode == 0, result.stderr
+    assert result.code == 0, result.err
     assert json.loads(document.read_text())["settings"]["sizes"] == [8, 64, 512]
 
 
@@ -326,17 +315,17 @@ def test_torchrun_claims_no_option(parser: Callable[[], argparse.ArgumentParser]
 def test_command_with_wrong_results() -> None:
     """A backend that moves nothing is detected, and the exit code shows it."""
     result = _bench("--ops", "broadcast", "--backends", "null", "--min", "1K", "--max", "1K", "--budget", "0.01")
-    assert result.returncode == 1, result.stdout + result.stderr
-    assert "Wrong values: 0" not in result.stdout
-    assert "Wrong values: " in result.stdout
+    assert result.code == 1, result.out + result.err
+    assert "Wrong values: 0" not in result.out
+    assert "Wrong values: " in result.out
 
 
 def test_command_without_checks(tmp_path: Path) -> None:
     """The same command measures, and does not look at the results."""
     given = ("--ops", "broadcast", "--backends", "null", "--min", "1K", "--max", "1K", "--budget", "0.01", "--no-check")
     result = _bench(*given, "--json", str(tmp_path / "out.json"))
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "Wrong values: not checked" in result.stdout
+    assert result.code == 0, result.out + result.err
+    assert "Wrong values: not checked" in result.out
     (row,) = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert row["median_us"] > 0
     assert row["wrong"] is None
@@ -356,8 +345,8 @@ def test_a_wrong_candidate_is_not_the_fastest(capsys: pytest.CaptureFixture[str]
 def test_command_with_unsupported_operation() -> None:
     """Cases that cannot be measured are shown as such, with the reason, and do not count as failures."""
     result = _bench("-n", "1", "--ops", "send", "--backends", "gloo", "--max", "4")
-    assert result.returncode == 0, result.stderr
-    assert "Not measured: send: expected a group of at least 2 ranks, got 1" in result.stdout
+    assert result.code == 0, result.err
+    assert "Not measured: send: expected a group of at least 2 ranks, got 1" in result.out
 
 
 @pytest.mark.parametrize(
@@ -418,10 +407,10 @@ def test_no_folder_for_the_ranks(
 def test_bad_variant() -> None:
     """Whether a backend has a variant is known once the group is made; still one line, from one rank."""
     result = _bench("--backends", "gloo:fast")
-    assert result.returncode == 2
-    assert result.stdout == ""
-    assert len(result.stderr.splitlines()) == 1
-    assert "'gloo:fast'" in result.stderr
+    assert result.code == 2
+    assert result.out == ""
+    assert len(result.err.splitlines()) == 1
+    assert "'gloo:fast'" in result.err
 
 
 def test_cuda_without_cuda(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -91,16 +91,9 @@ REFUSED = [
 ]
 
 
-def run(command: str, arguments: list[str], **more: str) -> subprocess.CompletedProcess[str]:
+def run(command: str, arguments: Sequence[str], **more: str) -> launchers.Ended:
     """Run a command to its end."""
-    return subprocess.run(
-        [sys.executable, *COMMANDS[command], *arguments],
-        env=launchers.environment(MCR_DL_TUNING_TABLE="none", **more),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-    )
+    return launchers.python(*COMMANDS[command], *arguments, limit=LIMIT, **more)
 
 
 @pytest.mark.parametrize(("command", "arguments", "words"), REFUSED, ids=[" ".join(row[:2]) for row in REFUSED])
@@ -132,8 +125,8 @@ def test_pictures_that_need_tex(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_wrong_variables(command: str, variable: str, value: str) -> None:
     """Commands that start or describe backends refuse a wrong value, even if they would not use it."""
     done = run(command, ["--no-chart"] if "examples" in command else [], **{variable: value})
-    assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    (line,) = done.stderr.splitlines()
+    assert (done.code, done.out) == (2, ""), done.err
+    (line,) = done.err.splitlines()
     assert line.startswith(f"{command}: error: {variable}")
     assert value in line
 
@@ -142,8 +135,8 @@ def test_wrong_variables(command: str, variable: str, value: str) -> None:
 def test_help(command: str) -> None:
     """--help names the command and does nothing else."""
     done = run(command, ["--help"])
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"usage: {command}")
+    assert done.code == 0, done.err
+    assert done.out.startswith(f"usage: {command}")
 
 
 @pytest.mark.parametrize("command", [*MAINS, *EXAMPLES])
@@ -255,8 +248,8 @@ def test_files_of_rank_0(convert: Callable[[str], str], monkeypatch: pytest.Monk
 def test_json_of_info() -> None:
     """The facts, the backends' states, and what each started backend supports."""
     done = run("mcr-info", ["--json", "-"])
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
     assert found["facts"]["mcr_dl"] == mcr_dl.__version__
     assert found["backends"]["gloo"].startswith("ok")
     ways = found["support"]["gloo"]
@@ -277,7 +270,7 @@ def test_variables_of_programs(command: str, arguments: str, tmp_path: Path) -> 
     trace = tmp_path / "rank0.json"
     trace.write_text("of a program")
     done = run(command, arguments.split(), MCR_DL_TRACE=str(tmp_path), MCR_DL_PASSES="half")
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     assert trace.read_text() == "of a program"
     assert list(tmp_path.iterdir()) == [trace]
 
@@ -289,8 +282,8 @@ JOB = {"MCR_DL_BACKENDS": "gloo,mpi,stripe(gloo,mpi)", "MCR_DL_TUNE": "all_to_al
 def test_bench_with_the_rules_of_a_program(backends: str) -> None:
     """They name a backend that the measurement does not start by itself. Named backends join all the others."""
     done = run("mcr-bench", ["--backends", backends, "--ops", "barrier", "--budget", "0.01", "--no-check"], **JOB)
-    assert done.returncode == 0, done.stderr
-    assert backends.rpartition(",")[2] in done.stdout
+    assert done.code == 0, done.err
+    assert backends.rpartition(",")[2] in done.out
 
 
 def test_info_starts_once_without_the_topology(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,8 +303,8 @@ def test_info_with_the_variables_of_a_job(tmp_path: Path) -> None:
     dimensions = [{"name": "a", "size": 2}, {"name": "b", "size": 2}]
     path.write_text(json.dumps({"format": "mcr-dl topology", "version": 1, "dimensions": dimensions}))
     done = run("mcr-info", ["--json", "-"], MCR_DL_TOPOLOGY=str(path), **JOB)
-    assert done.returncode == 0, done.stderr
-    facts = json.loads(done.stdout)["facts"]
+    assert done.code == 0, done.err
+    facts = json.loads(done.out)["facts"]
     assert facts["rules"] == JOB["MCR_DL_TUNE"]
     assert "not used: topology: expected dimensions whose sizes make 1 ranks" in facts["topology"]
     assert facts["tuning table"].startswith("none: MCR_DL_TUNING_TABLE turns it off")

@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mcr_dl
-from harness import Pools
+from harness import Pools, launchers
 from mcr_dl import passes
 from mcr_dl.codecs import codecs
 from mcr_dl.examples import moe
@@ -476,12 +473,11 @@ def test_demo(tmp_path: Path) -> None:
     """Training with compressed collectives reaches the uncompressed loss within the demo's tolerance."""
     chart = tmp_path / "moe.png"
     given = ["--codec", "bf16", "--codec", "zfp:rate=16", "--steps", "20", "--batch", "4", "--megabytes", "0.5"]
-    command = [sys.executable, "-m", "mcr_dl.examples.moe", *given, "--no-chart", "--chart", str(chart)]
-    environment = {**os.environ, "MCR_DL_TUNING_TABLE": "none"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
+    given += ["--no-chart", "--chart", str(chart)]
+    code, out, err = launchers.python("-m", "mcr_dl.examples.moe", *given, limit=100)
+    assert code == 0, out + err
     modes = json.loads(chart.with_suffix(".json").read_text())["modes"]
-    assert [each["mode"] for each in modes] == ["auto", "bf16", "zfp:rate=16"], done.stdout + done.stderr
+    assert [each["mode"] for each in modes] == ["auto", "bf16", "zfp:rate=16"], out + err
     plain, *others = (each["loss_end"] for each in modes)
     assert plain < modes[0]["loss_start"] - 0.5
     assert all(0 < abs(each - plain) < moe.CODEC_TOLERANCE for each in others), modes

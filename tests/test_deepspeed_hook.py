@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -21,18 +19,10 @@ WORKING = """
 
 def run(program: str, folder: Path, **variables: str) -> str:
     """The output of a program that finds the packages of the folder first."""
-    environment = launchers.environment(**variables)
-    environment["PYTHONPATH"] = f"{folder}:{environment['PYTHONPATH']}"
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    path = f"{folder}:{launchers.environment()['PYTHONPATH']}"
+    done = launchers.python("-c", textwrap.dedent(program), limit=90, PYTHONPATH=path, **variables)
+    assert done.code == 0, done.err
+    return done.out
 
 
 @pytest.fixture

@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from harness import launchers
 from mcr_dl.base import variables
 from mcr_dl.base.errors import McrError
 from mcr_dl.groups import environment
@@ -92,17 +90,9 @@ def test_right_values(name: str, value: str, monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_commands_refuse_wrong_values(command: list[str], tmp_path: Path) -> None:
     """In one line, before ranks start."""
-    run = subprocess.run(
-        [sys.executable, "-m", *command],
-        env={**os.environ, "MCR_DL_NCCL_LANES": "abc"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=tmp_path,
-        check=False,
-    )
-    assert run.returncode == 2
-    (line,) = run.stderr.splitlines()
+    code, _, err = launchers.python("-m", *command, folder=tmp_path, MCR_DL_NCCL_LANES="abc")
+    assert code == 2
+    (line,) = err.splitlines()
     assert line.endswith("error: MCR_DL_NCCL_LANES: expected a number from 1 to 8, got 'abc'")
 
 
@@ -116,10 +106,9 @@ def test_commands_without_passes(name: str, monkeypatch: pytest.MonkeyPatch) -> 
         environment.require(passes=False)
 
 
-def test_init_refuses_wrong_values(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_init_refuses_wrong_values() -> None:
     """Also those that no started backend reads."""
-    monkeypatch.setenv("MCR_DL_NCCL_LANES", "abc")
     program = "import mcr_dl; mcr_dl.init_process_group('gloo')"
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-    assert run.returncode == 1
-    assert "InvalidArgumentError: MCR_DL_NCCL_LANES: expected a number from 1 to 8, got 'abc'" in run.stderr
+    code, _, err = launchers.python("-c", program, MCR_DL_NCCL_LANES="abc")
+    assert code == 1
+    assert "InvalidArgumentError: MCR_DL_NCCL_LANES: expected a number from 1 to 8, got 'abc'" in err

@@ -6,8 +6,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -162,10 +160,8 @@ def test_groups_of_kinds() -> None:
         }
 
 
-def _program(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", f"mcr_dl.examples.{name}", *arguments]
-    environment = {**os.environ, "MCR_DL_TUNING_TABLE": "none"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT, check=False, env=environment)
+def _program(name: str, *arguments: str) -> launchers.Ended:
+    return launchers.python("-m", f"mcr_dl.examples.{name}", *arguments, limit=_LIMIT)
 
 
 def _modes(chart: Path) -> dict[str, dict[str, Any]]:
@@ -176,7 +172,7 @@ def test_bytescheduler_program(tmp_path: Path) -> None:
     """Every way trains, and has a time in each turn."""
     chart = tmp_path / "steps.png"
     done = _program("bytescheduler", "--models", "resnet", "--steps", "40", "--chart", str(chart))
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.code == 0, done.out + done.err
     (row,) = json.loads(chart.with_suffix(".json").read_text())["models"]
     assert set(row["turns"]) == {"no communication", "program order", "DDP", "DDP, 1 MB buckets"} | {
         "reduce_scatter form",
@@ -193,7 +189,7 @@ def test_syndicate_program(tmp_path: Path) -> None:
     chart = tmp_path / "plans.png"
     given = ["--steps", "30", "--batch", "16", "--compare", "--rounds", "1", "--budget", "0.3", "--chart", str(chart)]
     done = _program("syndicate", *given)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.code == 0, done.out + done.err
     report = json.loads(chart.with_suffix(".json").read_text())
     assert len(report["steps"]) == 30
     assert min(report["steps"]) > 0
@@ -216,13 +212,13 @@ def test_syndicate_program_with_another_model(tmp_path: Path) -> None:
     given = ["--model", "moe", "--steps", "60", "--batch", "2", "--budget", "0.3", "--timeline", str(folder)]
     trace = tmp_path / "trace.json"
     done = _program("syndicate", *given, "--no-chart", "--chart", str(chart), "--trace", str(trace))
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.code == 0, done.out + done.err
     report = json.loads(chart.with_suffix(".json").read_text())
     assert (report["model"], len(report["steps"])) == ("moe", 60)
     assert {event["pid"] for event in json.loads(trace.read_text())["traceEvents"]} == {0, 1}
     written = sorted(each.name for each in folder.glob("*.json"))
-    assert written == (["rank-0.json", "rank-1.json"] if "Timelines: " in done.stdout else []), done.stdout
-    assert written or "No trace: " in done.stdout
+    assert written == (["rank-0.json", "rank-1.json"] if "Timelines: " in done.out else []), done.out
+    assert written or "No trace: " in done.out
 
 
 def test_gpt_program(tmp_path: Path) -> None:
@@ -230,7 +226,7 @@ def test_gpt_program(tmp_path: Path) -> None:
     chart = tmp_path / "gpt.png"
     sizes = ["--steps", "30", "--batch", "4", "--width", "32", "--megabytes", "0.3"]
     done = _program("gpt", *sizes, "--no-chart", "--chart", str(chart))
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.code == 0, done.out + done.err
     modes = _modes(chart)
     assert list(modes) == ["gloo", "mpi", "shm", "mixed", "auto"]
     assert re.fullmatch(r"stripe\(([a-z]+),(?!\1)[a-z]+,[0-9]+\)", modes["mixed"]["backends"]["activations"])
@@ -244,8 +240,8 @@ def test_dlrm_program_that_learns_nothing(tmp_path: Path) -> None:
     chart = tmp_path / "dlrm.png"
     sizes = ["--steps", "2", "--batch", "32", "--tables", "4", "--rows", "50"]
     done = _program("dlrm", *sizes, "--no-chart", "--chart", str(chart))
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "failed: the loss of gloo fell by" in done.stdout
+    assert done.code == 1, done.out + done.err
+    assert "failed: the loss of gloo fell by" in done.out
     modes = _modes(chart)
     mixed = modes["mixed"]["backends"]
     assert len(set(mixed.values())) == 2
@@ -323,9 +319,9 @@ def test_megabytes_out_of_range(example: Any, given: str, wanted: str, capsys: p
 def test_typing_error(name: str) -> None:
     """One line, without the usage."""
     done = _program(name, "--stepps", "3")
-    assert done.returncode == 2
+    assert done.code == 2
     wanted = f"python -m mcr_dl.examples.{name}: error: unrecognized arguments: --stepps 3; did you mean --steps?\n"
-    assert done.stderr == wanted
+    assert done.err == wanted
 
 
 @pytest.mark.parametrize(

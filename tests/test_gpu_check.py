@@ -4,38 +4,32 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from harness import launchers
+
 BENCH = Path(__file__).resolve().parent.parent / "bench"
 
 
-def _run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    path = str(BENCH)
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MCR_DL_TUNING_TABLE": "none"}
-    command = [sys.executable, "-m", module, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+def _run(module: str, *arguments: str) -> launchers.Ended:
+    return launchers.python("-m", module, *arguments, limit=120, PYTHONPATH=str(BENCH))
 
 
 def _python(program: str, *arguments: str, **more: str) -> str:
     """The output of a program that imports the scripts; it must end with 0."""
-    environment = {**os.environ, "PYTHONPATH": str(BENCH), **more}
-    command = [sys.executable, "-c", program, *arguments]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
+    result = launchers.python("-c", program, *arguments, limit=100, **{"PYTHONPATH": str(BENCH), **more})
+    assert result.code == 0, result.out + result.err
+    return result.out
 
 
 def test_the_suite_runs(tmp_path: Path) -> None:
     """On two ranks, for a moment."""
     arguments = ("--backend", "gloo", "--device", "cpu", "--ranks", "2", "--seconds", "1", "--limit", "90")
     result = _run("gpu.suite", *arguments, str(tmp_path))
-    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.code == 0, result.out + result.err
     found = json.loads((tmp_path / "suite-gloo-2.json").read_text())
     assert found["functions"]["run"] == found["functions"]["all"] >= 20
     assert found["missing"] == []
@@ -46,7 +40,7 @@ def test_the_overhead_and_torchs_own(tmp_path: Path) -> None:
     """Calls of mcr_dl and of torch's own backend in one process, for a moment."""
     arguments = ("--backend", "gloo", "--device", "cpu", "--no-raw", "--ranks", "2", "--seconds", "1", "--limit", "90")
     result = _run("gpu.overhead", *arguments, str(tmp_path))
-    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.code == 0, result.out + result.err
     rows = json.loads((tmp_path / "overhead-2.json").read_text())["rows"]
     assert {"mcr_dl", "torch"} <= set(next(iter(rows["all_reduce blocking"].values()))["host_us"])
 
@@ -54,7 +48,7 @@ def test_the_overhead_and_torchs_own(tmp_path: Path) -> None:
 def test_the_training_and_torchs_own(tmp_path: Path) -> None:
     """Programs of torch.distributed on both backends end with equal results, and differences are found."""
     result = _run("gpu.training", "--device", "cpu", "--ranks", "1", "--limit", "110", str(tmp_path))
-    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.code == 0, result.out + result.err
     found = json.loads((tmp_path / "training-1.json").read_text())
     assert {"data_parallel", "fully_sharded", "collectives", "compiled"} <= set(found["ran"])
     assert set(found["step_ms"]) == {"gloo", "mcr"}
@@ -70,8 +64,8 @@ def test_the_training_and_torchs_own(tmp_path: Path) -> None:
 def test_a_rank_is_lost(tmp_path: Path) -> None:
     """The others go on, and a new process takes its place."""
     result = _run("gpu.survive", "--backend", "gloo", "--device", "cpu", "--limit", "100", str(tmp_path))
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "3 of 3 processes have a group of all ranks again" in result.stdout
+    assert result.code == 0, result.out + result.err
+    assert "3 of 3 processes have a group of all ranks again" in result.out
 
 
 def test_the_page(tmp_path: Path) -> None:
@@ -99,10 +93,10 @@ def test_the_suite_sees_wrong_values(tmp_path: Path) -> None:
     """A backend that moves nothing fails."""
     arguments = ("--backend", "null", "--device", "cpu", "--ranks", "1", "--seconds", "1", "--limit", "90")
     result = _run("gpu.suite", *arguments, str(tmp_path))
-    assert result.returncode == 1
+    assert result.code == 1
     found = json.loads((tmp_path / "suite-null-1.json").read_text())
     assert found["failures"]
-    assert "elements differ" in result.stdout
+    assert "elements differ" in result.out
 
 
 def test_a_rank_that_hangs_is_shown(tmp_path: Path) -> None:
@@ -135,9 +129,9 @@ def test_the_probe_says_why_ranks_cannot_share(
     """Its last line is torch's reason, for the stages that then do not run."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
     result = _run("gpu.share", "--device", "cpu", "--limit", "60", str(tmp_path))
-    assert result.returncode == code, result.stdout + result.stderr
+    assert result.code == code, result.out + result.err
     if code:
-        assert interface in result.stdout.splitlines()[-1]
+        assert interface in result.out.splitlines()[-1]
         assert interface in json.loads((tmp_path / "share.json").read_text())["line"]
 
 
@@ -181,9 +175,9 @@ def test_the_table(tmp_path: Path, stages: tuple[tuple[str, str, str], ...], cod
     (tmp_path / "streams-1.json").write_text(json.dumps({"line": "17 of 17 checks ok", "problem": ""}))
     (tmp_path / "sanitizer.json").write_text(json.dumps({"line": "not at its end", "problem": "", "slow": True}))
     result = _run("gpu.table", str(tmp_path))
-    assert result.returncode == code, result.stderr
-    assert words in result.stdout
-    assert "REHEARSAL" not in result.stdout
+    assert result.code == code, result.err
+    assert words in result.out
+    assert "REHEARSAL" not in result.out
     assert json.loads((tmp_path / "gpu_check.json").read_text())["stages"][0]["stage"] == "build"
 
 
@@ -191,5 +185,5 @@ def test_a_rehearsal_says_so(tmp_path: Path) -> None:
     """On top of the table and in the file."""
     _stages(tmp_path, ("build", "0", ""))
     result = _run("gpu.table", str(tmp_path), "--rehearsal")
-    assert "A REHEARSAL" in result.stdout
+    assert "A REHEARSAL" in result.out
     assert json.loads((tmp_path / "gpu_check.json").read_text())["rehearsal"] is True

@@ -6,8 +6,6 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -29,11 +27,9 @@ dist.init_process_group("mcr", store=dist.HashStore(), rank=0, world_size=1)
 """
 
 
-def execute(package: Path, program: str) -> subprocess.CompletedProcess[str]:
+def execute(package: Path, program: str) -> launchers.Ended:
     """Run a program that finds mcr_dl in the folder."""
-    environment = {**launchers.environment(), "PYTHONPATH": f"{WITHOUT_FINDER}:{package}"}
-    command = [sys.executable, "-c", program]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return launchers.python("-c", program, limit=120, PYTHONPATH=f"{WITHOUT_FINDER}:{package}")
 
 
 @pytest.fixture
@@ -47,26 +43,26 @@ def for_another_torch(tmp_path: Path) -> Path:
 def test_a_build_against_another_torch(for_another_torch: Path) -> None:
     """The import names both versions and the remedy."""
     done = execute(for_another_torch, "import mcr_dl")
-    assert done.returncode == 1
+    assert done.code == 1
     expected = f"ImportError: mcr_dl was built against torch 2.10.0, found {torch.__version__}; reinstall it"
-    assert expected in done.stderr
-    assert "reinstall it from its source: pip install --no-deps ." in done.stderr
+    assert expected in done.err
+    assert "reinstall it from its source: pip install --no-deps ." in done.err
 
 
 def test_torch_still_works(for_another_torch: Path) -> None:
     """`import torch`, which loads the entry point, prints nothing; the first use of "mcr" names the error."""
-    assert execute(for_another_torch, "import torch").stderr == ""
+    assert execute(for_another_torch, "import torch").err == ""
     done = execute(for_another_torch, USE)
-    assert done.stdout == "torch works\n"
-    assert done.returncode == 1
-    assert "ImportError: mcr_dl was built against torch 2.10.0" in done.stderr
+    assert done.out == "torch works\n"
+    assert done.code == 1
+    assert "ImportError: mcr_dl was built against torch 2.10.0" in done.err
 
 
 def test_a_source_tree_without_a_build() -> None:
     """The error says how to build."""
     done = execute(ROOT / "mcr", "import mcr_dl")
-    assert done.returncode == 1
-    assert f"ImportError: mcr_dl in {ROOT}/mcr/mcr_dl has not been built: run `make build`" in done.stderr
+    assert done.code == 1
+    assert f"ImportError: mcr_dl in {ROOT}/mcr/mcr_dl has not been built: run `make build`" in done.err
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -205,11 +203,9 @@ for setting in sys.argv[1:]:
 
 def states(*settings: str, **variables: str) -> list[str]:
     """The states of nccl in a new process under each of the settings, in turn until one works."""
-    command = [sys.executable, "-c", _SCRIPT, *settings]
-    environment = launchers.environment(**variables)
-    done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=90)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    done = launchers.python("-c", _SCRIPT, *settings, limit=90, **variables)
+    assert done.code == 0, done.err
+    return done.out.splitlines()
 
 
 def test_states() -> None:
@@ -251,10 +247,8 @@ def test_without_a_library() -> None:
 
 def test_info() -> None:
     """`python -m mcr_dl.info` shows the library, its version, and the missing functions."""
-    environment = {**os.environ, **launchers.OWN["nccl-old"], "COLUMNS": "400", "MCR_DL_TUNING_TABLE": "none"}
-    command = [sys.executable, "-m", "mcr_dl.info"]
-    done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=90)
-    assert done.returncode == 0, done.stderr
-    row = next(line for line in done.stdout.splitlines() if "NCCL library" in line)
+    done = launchers.python("-m", "mcr_dl.info", limit=90, COLUMNS="400", **launchers.OWN["nccl-old"])
+    assert done.code == 0, done.err
+    row = next(line for line in done.out.splitlines() if "NCCL library" in line)
     for words in (str(launchers.OLD_STAND_IN), "named by MCR_DL_NCCL_LIB", "NCCL 2.18.5", "without", "ncclAlltoAll"):
         assert words in row

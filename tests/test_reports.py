@@ -273,16 +273,9 @@ class TestTextOfLibraries:
     def test_an_example_that_cannot_be_trained(self, tmp_path: Path, more: tuple[str, ...]) -> None:
         """The error of a workload, which names the user's arguments."""
         given = ["--text", str(tmp_path / "[red]no[/] 'mcr-dl[plot]'"), "--no-chart", *more]
-        done = subprocess.run(
-            [sys.executable, "-m", "mcr_dl.examples.moe", *given],
-            env=launchers.environment(MCR_DL_TUNING_TABLE="none"),
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == 2, done.stdout + done.stderr
-        assert f"--text: expected a directory, got {given[1]}\n" in done.stdout
+        code, out, err = launchers.python("-m", "mcr_dl.examples.moe", *given, limit=120)
+        assert code == 2, out + err
+        assert f"--text: expected a directory, got {given[1]}\n" in out
 
     @pytest.mark.parametrize("world", [2, 3])
     def test_gloos_own_words(self, world: int) -> None:

@@ -4,14 +4,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 import jobs
-from harness import Pools
+from harness import Pools, launchers
 from mcr_dl.testing.nursery import Nursery
 from ranks import shm
 
@@ -37,8 +34,8 @@ def test_shared_tensors(pools: Pools, world: int) -> None:
 def test_shared_tensors_are_tensors() -> None:
     """They have the sizes and types of torch.empty's, and a bound."""
     program = "from ranks import shm; shm.shared_tensors_are_tensors()"
-    variables = {**os.environ, "MCR_DL_SHM_TENSOR_BYTES": str(4 << 20), "PYTHONPATH": str(Path(__file__).parent)}
-    subprocess.run([sys.executable, "-c", program], env=variables, check=True, timeout=120)
+    done = launchers.python("-c", program, limit=120, MCR_DL_SHM_TENSOR_BYTES=str(4 << 20))
+    assert done.code == 0, done.err
 
 
 @pytest.mark.parametrize(("text", "reason"), [("many", "a number of bytes"), (str(2**63 - 1), "at most")])
@@ -49,8 +46,8 @@ import mcr_dl, pytest
 with pytest.raises(mcr_dl.InvalidArgumentError, match="MCR_DL_SHM_TENSOR_BYTES: expected {reason}"):
     mcr_dl.empty_shared(3)
 """
-    variables = {**os.environ, "MCR_DL_SHM_TENSOR_BYTES": text}
-    subprocess.run([sys.executable, "-c", program], env=variables, check=True, timeout=120)
+    done = launchers.python("-c", program, limit=120, MCR_DL_SHM_TENSOR_BYTES=text)
+    assert done.code == 0, done.err
 
 
 @pytest.mark.parametrize("world", [2, 3])

@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import random
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness import launchers
 from mcr_dl import _C
 from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError
 from mcr_dl.networks import plans, timeline
@@ -147,14 +146,10 @@ def test_the_same_plan_in_every_process(tmp_path: Path) -> None:
     """Ranks derive the plan themselves."""
     file = _file(tmp_path, _document(PAPER[5][0]))
     words = ["-m", "mcr_dl.tuning", "simulate", "--topology", file, "--bytes", "100M", "--in-flight", "3", "--json"]
-    printed = [
-        subprocess.run(
-            [sys.executable, *words], capture_output=True, check=True, timeout=120, env={"PYTHONHASHSEED": seed}
-        ).stdout
-        for seed in ("1", "2")
-    ]
-    assert printed[0] == printed[1]
-    assert json.loads(printed[0])["policy"] == "themis-scf"
+    one, two = (launchers.python(*words, limit=120, PYTHONHASHSEED=seed) for seed in ("1", "2"))
+    assert one == two
+    assert one.code == 0, one.err
+    assert json.loads(one.out)["policy"] == "themis-scf"
 
 
 def test_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

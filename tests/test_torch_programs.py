@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from harness import launchers
@@ -57,4 +54,5 @@ def test_torch_stays_quick_to_import() -> None:
         "import torch, sys; import torch.distributed as dist; assert dist.is_backend_available('mcr'); "
         "assert not [name for name in sys.modules if name.startswith('mcr_dl.') or name == 'mcr_dl'], sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=90, env=launchers.environment())
+    done = launchers.python("-c", code)
+    assert done.code == 0, done.err

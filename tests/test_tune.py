@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -284,14 +284,11 @@ QUICK = ["--ops", "all_reduce,barrier", "--max-bytes", "64", "--factor", "4", "-
 
 
 def _command(
-    *arguments: str, cache: Path | None = None, launcher: list[str] | None = None, **variables: str
-) -> tuple[int, str, str]:
-    environment = {**os.environ, **launchers.mark(), "MCR_DL_TUNING_TABLE": "", **variables}
-    if cache is not None:
-        environment["XDG_CACHE_HOME"] = str(cache)
-    command = [*(launcher or [sys.executable, "-m"]), "mcr_dl.tuning", *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
-    return done.returncode, done.stdout, done.stderr
+    *arguments: str, cache: Path | None = None, launcher: Sequence[str] = (), **variables: str
+) -> launchers.Ended:
+    place = {} if cache is None else {"XDG_CACHE_HOME": str(cache)}
+    given = {"MCR_DL_TUNING_TABLE": "", **place, **variables}
+    return launchers.python(*launcher, "-m", "mcr_dl.tuning", *arguments, limit=100, **given)
 
 
 def test_the_command(tmp_path: Path) -> None:
@@ -304,11 +301,8 @@ def test_the_command(tmp_path: Path) -> None:
     assert [scale.name for scale in measured.scales] == ["2 ranks"]
     assert not list(tmp_path.rglob("*.journal"))
     program = "import mcr_dl; mcr_dl.init(['mpi', 'gloo']); print(mcr_dl.runtime.state.current().knowledge.source)"
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-    environment.pop("MCR_DL_TUNING_TABLE", None)
-    run = [sys.executable, "-c", program]
-    done = subprocess.run(run, env=environment, capture_output=True, text=True, check=True, timeout=100)
-    assert done.stdout.strip() == str(path)
+    code, out, err = launchers.python("-c", program, XDG_CACHE_HOME=str(tmp_path), MCR_DL_TUNING_TABLE="")
+    assert (code, out.strip()) == (0, str(path)), err
     code, out, _ = _command("show", "all_reduce", cache=tmp_path)
     assert code == 0
     assert "2 ranks" in out
@@ -352,9 +346,8 @@ def test_a_part_joins_the_scale(tmp_path: Path) -> None:
 
 def test_under_a_launcher(tmp_path: Path) -> None:
     """Under torchrun it measures in the existing ranks."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m"]
     path = tmp_path / "t.json"
-    code, _, err = _command(*QUICK, "--output", str(path), launcher=torchrun)
+    code, _, err = _command(*QUICK, "--output", str(path), launcher=[*launchers.TORCHRUN[1:], "2"])
     assert code == 0, err
     assert table.read(path).scales[0].ranks == 2
 
@@ -369,7 +362,7 @@ def _launched(
     given = "--ops all_gather --max-bytes 64 --dtypes float32 --backends mpi,gloo --no-async"
     given += " --budget 2 --confidence 1e-9"
     arguments = [*given.split(), "--output", str(folder / "t.json")]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", *module, *arguments]
+    command = [*launchers.TORCHRUN, "2", "-m", *module, *arguments]
     job = launchers.mark()
     environment = {**os.environ, **job, "PYTHONPATH": str(Path(__file__).parent), **variables}
     journal, output = folder / "t.json.2-ranks.journal", folder / "output"
@@ -481,13 +474,10 @@ def test_an_unwritable_cache(tmp_path: Path) -> None:
     """The error appears before anything is measured, and the table is written here instead."""
     blocked = tmp_path / "cache"
     blocked.write_text("a file where the folder should be")
-    command = [sys.executable, "-m", "mcr_dl.tuning", *QUICK]
-    environment = {**os.environ, "XDG_CACHE_HOME": str(blocked)}
-    done = subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "cannot be written" in done.stderr
+    words = ["-m", "mcr_dl.tuning", *QUICK]
+    done = launchers.python(*words, limit=100, folder=tmp_path, XDG_CACHE_HOME=str(blocked))
+    assert done.code == 0, done.err
+    assert "cannot be written" in done.err
     (path,) = tmp_path.glob("*.json")
     assert table.read(path).scales
 

@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mcr_dl.bench.ranks import environments
 from mcr_dl.testing.pool import start_all, without_launcher
@@ -144,6 +144,26 @@ def together(commands: Sequence[tuple[list[str], dict[str, str]]], limit: float 
     ]
     texts = [output for output, _ in _outputs(running, job, limit)]
     return [process.returncode for process in running], "\n".join(texts)
+
+
+class Ended(NamedTuple):
+    """A process that has ended: its exit code, and what it wrote to its standard output and error."""
+
+    code: int
+    out: str
+    err: str
+
+
+def python(*arguments: str, limit: float = 60.0, folder: Path | None = None, **variables: str) -> Ended:
+    """Run ``python arguments...`` with these variables to its end, in the folder.
+
+    AssertionError with the output, and the end of all processes, if it does not end in time.
+    """
+    job = mark()
+    command, given = [sys.executable, *arguments], environment(**variables, **job)
+    process = _begin(command, given, cwd=folder, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    ((out, err),) = _outputs([process], job, limit)
+    return Ended(process.returncode, out, err)
 
 
 def torch_alone(size: int, *arguments: str, **variables: str) -> tuple[list[int], str]:
