@@ -13,6 +13,7 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from harness import Pools, launchers
+from harness.commands import refused
 from mcr_dl import _C, InvalidArgumentError
 from mcr_dl.base import operations
 from mcr_dl.bench import cli, report
@@ -383,12 +384,7 @@ def test_command_with_unsupported_operation() -> None:
 )
 def test_bad_input(arguments: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     """One line that says what was expected, and exit code 2, before any rank is started."""
-    try:
-        code: object = cli.main(arguments.split())
-    except SystemExit as stop:
-        code = stop.code
-    text = capsys.readouterr().err
-    assert code == 2
+    text = refused(cli.main, arguments.split(), capsys)
     assert words in text
     assert text.startswith("mcr-bench: error: ")
     assert len(text.splitlines()) == (3 if "^" in text else 1)
@@ -399,8 +395,7 @@ def test_no_folder_for_the_ranks(
 ) -> None:
     """One line, too."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
-    assert cli.main(["--ops", "barrier"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = refused(cli.main, ["--ops", "barrier"], capsys).splitlines()
     assert line.startswith("mcr-bench: error: [Errno 2] No such file or directory")
 
 
@@ -416,6 +411,4 @@ def test_bad_variant() -> None:
 def test_cuda_without_cuda(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A clear error."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(SystemExit, match="2"):
-        cli.main(["--device", "cuda"])
-    assert "no CUDA device" in capsys.readouterr().err
+    assert "no CUDA device" in refused(cli.main, ["--device", "cuda"], capsys)

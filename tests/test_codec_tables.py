@@ -11,6 +11,7 @@ import pytest
 
 import mcr_dl
 from harness import Pools
+from harness.commands import refused
 from mcr_dl import _C
 from mcr_dl.passes import Compress
 from mcr_dl.tables import codecs, table
@@ -267,12 +268,7 @@ def test_the_command(tmp_path: Path) -> None:
 )
 def test_bad_command_lines(arguments: list[str], part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One line that names the error; nothing is measured."""
-    try:
-        code = main([*arguments, "--output", str(tmp_path / "t.json")])
-    except SystemExit as end:
-        code = end.code  # type: ignore[assignment]
-    assert code == 2
-    error = capsys.readouterr().err
+    error = refused(main, [*arguments, "--output", str(tmp_path / "t.json")], capsys)
     assert "--codecs" in error
     assert part in error
     assert not list(tmp_path.iterdir())

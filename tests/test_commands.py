@@ -23,6 +23,7 @@ import pytest
 import mcr_dl
 import tables
 from harness import launchers
+from harness.commands import refused
 from mcr_dl import InvalidArgumentError
 from mcr_dl.bench import cli as bench
 from mcr_dl.commands.arguments import json_file, output, picture, plot
@@ -99,16 +100,9 @@ def run(command: str, arguments: Sequence[str], **more: str) -> launchers.Ended:
 @pytest.mark.parametrize(("command", "arguments", "words"), REFUSED, ids=[" ".join(row[:2]) for row in REFUSED])
 def test_refused(command: str, arguments: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     """One line on stderr that says what was expected, and exit code 2."""
-    try:
-        code: object = {**MAINS, **EXAMPLES}[command](arguments.split())
-    except SystemExit as end:
-        code = end.code
-    out, error = capsys.readouterr()
-    assert (code, out) == (2, ""), error
-    last = error.splitlines()[-1]
-    assert re.match(rf"{command}( \w+)?: error: ", last)
-    assert words in last.replace("'", "")  # newer versions of Python quote no choices
-    assert len(error.splitlines()) == 1
+    (line,) = refused({**MAINS, **EXAMPLES}[command], arguments.split(), capsys).splitlines()
+    assert re.match(rf"{command}( \w+)?: error: ", line)
+    assert words in line.replace("'", "")  # newer versions of Python quote no choices
 
 
 def test_pictures_that_need_tex(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,12 +192,8 @@ def test_completion_in_bash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_completion_without_shtab(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """One line says what to install."""
     monkeypatch.setitem(sys.modules, "shtab", None)
-    with pytest.raises(SystemExit) as end:
-        trace.main(["--print-completion", "bash"])
-    assert end.value.code == 2
-    assert capsys.readouterr().err == (
-        "mcr-trace: error: argument --print-completion: needs shtab: pip install shtab\n"
-    )
+    error = refused(trace.main, ["--print-completion", "bash"], capsys)
+    assert error == "mcr-trace: error: argument --print-completion: needs shtab: pip install shtab\n"
 
 
 def test_json_of_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

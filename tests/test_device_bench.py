@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import tables
+from harness.commands import refused
 from mcr_dl.base.errors import BackendUnavailableError
 from mcr_dl.libraries import registry
 from mcr_dl.measure import devices as machine
@@ -127,16 +128,14 @@ def test_which_backends_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tune_without_a_device(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A clear error, and nothing is started."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(SystemExit, match="2"):
-        tune.main(["--device", "cuda", "--quick"])
-    assert "no CUDA device" in capsys.readouterr().err
+    assert "no CUDA device" in refused(tune.main, ["--device", "cuda", "--quick"], capsys)
 
 
 def test_tune_of_codecs_is_for_the_cpu(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Codecs work on host memory."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert tune.main(["--device", "cuda", "--codecs", "bf16"]) == 2
-    assert "--codecs: expected --device cpu, got cuda" in capsys.readouterr().err
+    error = refused(tune.main, ["--device", "cuda", "--codecs", "bf16"], capsys)
+    assert "--codecs: expected --device cpu, got cuda" in error
 
 
 class Nvml:

@@ -18,6 +18,7 @@ import torch
 
 import mcr_dl
 from harness import launchers
+from harness.commands import refused
 from mcr_dl import _C
 from mcr_dl.bench.ranks import environments
 from mcr_dl.libraries import registry
@@ -263,10 +264,7 @@ class TestTheCommand:
     )
     def test_refused(self, arguments: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
         """One line that says what to do, and exit code 2."""
-        with pytest.raises(SystemExit) as end:
-            cli.main(arguments.split())
-        out, error = capsys.readouterr()
-        assert (end.value.code, out) == (2, "")
+        error = refused(cli.main, arguments.split(), capsys)
         assert len(error.splitlines()) == 1
         assert error.startswith(f"{cli.PROGRAM}: error: ")
         assert words in error

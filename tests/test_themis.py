@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from harness import launchers
+from harness.commands import refused
 from mcr_dl import _C
 from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError
 from mcr_dl.networks import plans, timeline
@@ -60,16 +61,10 @@ def _printed(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
 
 
 def _refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """The one line of an error; the exit code is 2."""
-    try:
-        code: Any = cli.main(["simulate", *words])
-    except SystemExit as stop:
-        code = stop.code
-    printed = capsys.readouterr()
-    assert code == 2
-    assert printed.out == ""
-    assert printed.err.count("\n") == 1
-    return printed.err
+    """The one line of an error."""
+    error = refused(cli.main, ["simulate", *words], capsys)
+    assert error.count("\n") == 1
+    return error
 
 
 # ---- plans
