@@ -106,6 +106,7 @@ def _raises(error: BaseException) -> Callable[[], object]:
         ("broken", [_raises(RuntimeError("no licence"))], "its entry point raises RuntimeError: no licence"),
         ("broken", [_raises(SystemExit(3))], "its entry point raises SystemExit: 3"),
         ("broken", [lambda: mcr_dl.available_backends], "expected an absolute path"),
+        ("broken", [lambda: lambda: "theirs.so"], "expected an absolute path"),
         (
             "broken",
             [lambda: lambda: registry.load("broken")],

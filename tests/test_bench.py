@@ -54,6 +54,7 @@ def test_memory_of_tensors(operation: str, in_place: bool, needed: list[int]) ->
 def test_operations_are_those_of_the_op_table() -> None:
     """Each once, the vectored ones with a "v" too; a receive is measured with its send."""
     names = operations.operations()
+    assert names == _C.operations()
     assert len(set(names)) == len(names)
     assert {"all_reduce", "all_gatherv", "barrier", "send"} <= set(names)
     assert {operations.operation_of(name).op for name in names} == {row["name"] for row in _C.ops()} - {"recv"}

@@ -114,17 +114,6 @@ def test_pictures_that_need_tex(monkeypatch: pytest.MonkeyPatch) -> None:
     assert picture("a.pgf") == "a.pgf"
 
 
-@pytest.mark.parametrize("command", ["mcr-bench", "mcr-info", "mcr-tune", "python -m mcr_dl.examples.moe"])
-@pytest.mark.parametrize(("variable", "value"), [("MCR_DL_BACKENDS", "mpii"), ("MCR_DL_MPI_LIB", "/no/libmpi.so")])
-def test_wrong_variables(command: str, variable: str, value: str) -> None:
-    """Commands that start or describe backends refuse a wrong value, even if they would not use it."""
-    done = run(command, ["--no-chart"] if "examples" in command else [], **{variable: value})
-    assert (done.code, done.out) == (2, ""), done.err
-    (line,) = done.err.splitlines()
-    assert line.startswith(f"{command}: error: {variable}")
-    assert value in line
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help(command: str) -> None:
     """--help names the command and does nothing else."""

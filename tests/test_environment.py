@@ -56,6 +56,22 @@ def test_wrong_values(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "values", "expected"),
+    [
+        ("MCR_DL_LOG", ["inof"], "one of debug, info, warning, error"),
+        ("MCR_DL_MPI_INTERRUPTIBLE", ["yes"], "0 or 1"),
+        ("MCR_DL_HOST_TIMEOUT", ["-1", "1", "five", "nan", "1e9"], "0, or a number of seconds from 3 to 100000"),
+    ],
+)
+def test_what_is_expected(name: str, values: list[str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says it, and what came."""
+    for value in values:
+        monkeypatch.setenv(name, value)
+        with pytest.raises(McrError, match=f"^{name}: expected {expected}, got '{value}'$"):
+            environment.require()
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [
         ("MCR_DL_HOST_TIMEOUT", "0"),
@@ -79,21 +95,20 @@ def test_right_values(name: str, value: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    "command",
+    ("name", "command"),
     [
-        ["mcr_dl.bench", "--backends", "gloo", "--max-bytes", "4"],
-        ["mcr_dl.tuning", "--quick"],
-        ["mcr_dl.info"],
-        ["mcr_dl.testing", "--backend", "gloo"],
-        ["mcr_dl.examples.moe"],
+        ("mcr-bench", ["mcr_dl.bench", "--backends", "gloo", "--max-bytes", "4"]),
+        ("mcr-tune", ["mcr_dl.tuning", "--quick"]),
+        ("mcr-info", ["mcr_dl.info"]),
+        ("python -m mcr_dl.testing", ["mcr_dl.testing", "--backend", "gloo"]),
+        ("python -m mcr_dl.examples.moe", ["mcr_dl.examples.moe"]),
     ],
 )
-def test_commands_refuse_wrong_values(command: list[str], tmp_path: Path) -> None:
-    """In one line, before ranks start."""
-    code, _, err = launchers.python("-m", *command, folder=tmp_path, MCR_DL_NCCL_LANES="abc")
-    assert code == 2
-    (line,) = err.splitlines()
-    assert line.endswith("error: MCR_DL_NCCL_LANES: expected a number from 1 to 8, got 'abc'")
+def test_commands_refuse_wrong_values(name: str, command: list[str], tmp_path: Path) -> None:
+    """In one line, before ranks start, even if they would not use the value."""
+    code, out, err = launchers.python("-m", *command, folder=tmp_path, MCR_DL_NCCL_LANES="abc")
+    assert (code, out) == (2, "")
+    assert err == f"{name}: error: MCR_DL_NCCL_LANES: expected a number from 1 to 8, got 'abc'\n"
 
 
 @pytest.mark.parametrize("name", ["MCR_DL_PASSES", "MCR_DL_SCHEDULE"])

@@ -312,15 +312,6 @@ def test_megabytes_out_of_range(example: Any, given: str, wanted: str, capsys: p
     assert line.endswith(f"error: argument --megabytes: expected {wanted}, got '{given}'")
 
 
-@pytest.mark.parametrize("name", ["dlrm", "gpt"])
-def test_typing_error(name: str) -> None:
-    """One line, without the usage."""
-    done = _program(name, "--stepps", "3")
-    assert done.code == 2
-    wanted = f"python -m mcr_dl.examples.{name}: error: unrecognized arguments: --stepps 3; did you mean --steps?\n"
-    assert done.err == wanted
-
-
 @pytest.mark.parametrize(
     ("steps", "turn", "turns"), [(120, 10, 12), (29, 10, 3), (20, 10, 2), (19, 10, 2), (3, 2, 2), (1, 1, 2)]
 )

@@ -309,9 +309,10 @@ def test_torch_starts_again_after_a_desync(nursery: Nursery) -> None:
 
 
 @backends
-def test_equal_calls(nursery: Nursery, backend: str) -> None:
-    """MCR_DL_DEBUG=detail does not disturb correct programs."""
-    ranks = jobs.start(nursery, "troubles", ["same", backend], 3, MCR_DL_DEBUG="detail")
+@pytest.mark.parametrize("program", ["same", "same_to_the_end"])
+def test_equal_calls(nursery: Nursery, backend: str, program: str) -> None:
+    """MCR_DL_DEBUG=detail does not disturb correct programs, which end quietly."""
+    ranks = jobs.start(nursery, "troubles", [program, backend], 3, MCR_DL_DEBUG="detail")
     jobs.end(nursery, ranks)
     assert [(rank.code, rank.text) for rank in ranks] == [(0, "SAME\n")] * 3
 
@@ -348,14 +349,6 @@ def test_a_rank_that_does_not_come_to_its_end(nursery: Nursery, backend: str) ->
     jobs.end(nursery, ranks)
     for rank in (ranks[0], ranks[2]):
         assert "the last calls have not been compared: rank 1 ended without it" in rank.text, rank.text
-
-
-@backends
-def test_equal_calls_to_the_end(nursery: Nursery, backend: str) -> None:
-    """MCR_DL_DEBUG=detail: a correct program ends quietly."""
-    ranks = jobs.start(nursery, "troubles", ["same_to_the_end", backend], 3, MCR_DL_DEBUG="detail")
-    jobs.end(nursery, ranks)
-    assert [(rank.code, rank.text) for rank in ranks] == [(0, "SAME\n")] * 3
 
 
 def test_different_sizes_without_detail(nursery: Nursery) -> None:

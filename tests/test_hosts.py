@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 import jobs
-from mcr_dl.base import variables
 from mcr_dl.bench.ranks import environments
 from mcr_dl.testing.nursery import Child, Nursery
 
@@ -133,11 +132,3 @@ def test_commands_on_several_hosts(nursery: Nursery, tmp_path: Path, arguments: 
     jobs.end(nursery, ranks)
     jobs.expect(ranks, 0)
     jobs.expect(ranks[:1], 0, text, "MCR_DL_TOPOLOGY is not used: expected 2 ranks, got a topology of 4")
-
-
-@pytest.mark.parametrize("value", ["-1", "1", "five", "nan", "1e9"])
-def test_a_wrong_time(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    """Zero, or enough for the kernel to ask several times."""
-    monkeypatch.setenv("MCR_DL_HOST_TIMEOUT", value)
-    expected = f"MCR_DL_HOST_TIMEOUT: expected 0, or a number of seconds from 3 to 100000, got '{value}'"
-    assert variables.problem() == expected

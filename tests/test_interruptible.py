@@ -43,10 +43,3 @@ def test_ranks_that_differ(nursery: Nursery, name: str, value: str, text: str) -
     for rank in ranks:
         assert "backend 'mpi': expected the same on all ranks, got ok:" in rank.text
         assert f", {text} on rank 1" in rank.text
-
-
-def test_typing_error(nursery: Nursery) -> None:
-    """One error says what is expected."""
-    ranks = jobs.start(nursery, "interruptible", ["lost"], 1, **{NAME: "yes"})
-    jobs.end(nursery, ranks)
-    assert f"{NAME}: expected 0 or 1, got 'yes'" in ranks[0].text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ends of jobs under MPI's launchers, which end all ranks if one ends without MPI_Finalize."""
+"""The ends of jobs under launchers; MPI's end all ranks if one ends without MPI_Finalize."""
 
 from __future__ import annotations
 
@@ -18,14 +18,19 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 def run(launcher: str, size: int, how: str, folder: Path) -> tuple[int, str]:
     """The launcher's exit code, and the output of all ranks of ``apart.py``."""
+    words = [str(jobs.PROGRAMS / "apart.py"), how]
+    if launcher == "torchrun":
+        return launchers.finish([*launchers.TORCHRUN, str(size), *words], folder, launchers.environment(), LIMIT)
     command, variables = launchers.mpiexec(launcher, size)
-    program = [sys.executable, str(jobs.PROGRAMS / "apart.py"), how]
-    return launchers.finish([*command, *program], folder, launchers.environment(**variables), LIMIT)
+    return launchers.finish([*command, sys.executable, *words], folder, launchers.environment(**variables), LIMIT)
 
 
 @pytest.mark.parametrize(
     ("how", "launcher", "size"),
     [
+        ("mpi", "torchrun", 2),
+        ("mpi", "mpiexec-mpich", 2),
+        ("mpi", "mpiexec-openmpi", 2),
         ("gloo", "mpiexec-mpich", 2),
         ("gloo", "mpiexec-openmpi", 2),
         ("alone", "mpiexec-openmpi", 2),

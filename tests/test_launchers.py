@@ -462,11 +462,3 @@ def test_local_rank_for_programs(
 def test_first_host(nodelist: str, host: str) -> None:
     """The first name of Slurm's compressed list."""
     assert launcher.first_host(nodelist) == host
-
-
-@pytest.mark.parametrize("launcher", ["torchrun", "mpiexec-mpich", "mpiexec-openmpi"])
-def test_a_rank_that_ends_long_after_the_others(launcher: str) -> None:
-    """The others leave it, or wait for it where the launcher would end it with them."""
-    codes, text = launchers.together(commands(launcher, 2, [str(jobs.PROGRAMS / "apart.py")]))
-    assert set(codes) == {0}, text
-    assert text.count("rank 0 ends") == 1, text

@@ -22,10 +22,3 @@ def test_levels(level: str, shown: bool) -> None:
     assert done.code == 0, done.err
     line = "1 rank on 1 node; backends: gloo (torch "
     assert ("mcr_dl, rank 0: mcr_dl " in done.err and line in done.err) is shown
-
-
-def test_unknown_level() -> None:
-    """A typo is an error that lists the levels."""
-    done = _run("inof")
-    assert done.code != 0
-    assert "MCR_DL_LOG: expected one of debug, info, warning, error, got 'inof'" in done.err

@@ -18,7 +18,7 @@ import torch.distributed as torch_dist
 import mcr_dl
 from mcr_dl import BackendUnavailableError, InvalidArgumentError
 from mcr_dl.base import agreement, documents, stores
-from mcr_dl.libraries import mpi, nccl, registry, third_party
+from mcr_dl.libraries import mpi, nccl
 from mcr_dl.libraries.pmi import PmiResponder
 from mcr_dl.runtime import rounds
 from mcr_dl.watch._connections import Broken, Connections
@@ -95,18 +95,6 @@ def test_names_for_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "no such file" in str(error)  # noqa: PT017
     else:
         assert os.path.isabs(found)
-
-
-def test_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package's backend is a module at an absolute path."""
-
-    class Point:
-        def load(self) -> object:
-            return lambda: "theirs.so"
-
-    monkeypatch.setattr(third_party, "entry_points", lambda: {"theirs": [Point()]})
-    with pytest.raises(BackendUnavailableError, match="expected an absolute path"):
-        registry.load("theirs")
 
 
 # ---- values of other ranks

@@ -46,13 +46,3 @@ def test_library_that_cannot_be_used() -> None:
     assert codes == [1, 1], text
     assert text.count("BackendUnavailableError: backend 'mpi' is unavailable") == 2
     assert "/nowhere/libmpi.so" in text
-
-
-def test_torch_stays_quick_to_import() -> None:
-    """torch's import registers the name and imports nothing else of mcr_dl."""
-    code = (
-        "import torch, sys; import torch.distributed as dist; assert dist.is_backend_available('mcr'); "
-        "assert not [name for name in sys.modules if name.startswith('mcr_dl.') or name == 'mcr_dl'], sys.modules"
-    )
-    done = launchers.python("-c", code)
-    assert done.code == 0, done.err

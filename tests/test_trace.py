@@ -4,15 +4,12 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
-import torch.distributed as torch_dist
 
 from harness import Pools
 from mcr_dl.base import stores
@@ -154,26 +151,6 @@ def test_a_full_disk(command: str, tmp_path: Path, capsys: pytest.CaptureFixture
     full.symlink_to("/dev/full")
     assert main([command, str(tmp_path), "-o", str(full)]) == 2
     assert capsys.readouterr().err == f"mcr-trace: error: cannot write {full}: no space left on device\n"
-
-
-def test_clocks_by_ping() -> None:
-    """Two ranks that share a clock but do not know it: the measured offset is 0 within the stated error."""
-    store, found = torch_dist.HashStore(), {}
-
-    def rank(number: int) -> None:
-        prefixed = torch_dist.PrefixStore("p", store)
-        domain = f"host {number}".__str__
-        found[number] = _clock.measure(prefixed, number, 2, timedelta(seconds=20), domain=domain)
-
-    threads = [threading.Thread(target=rank, args=(each,)) for each in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    offset, error, method = found[1]
-    assert found[0] == (0, 0, _clock.SAME)
-    assert method == _clock.PING
-    assert abs(offset) <= error
 
 
 def test_offsets() -> None:

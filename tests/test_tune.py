@@ -480,9 +480,3 @@ def test_an_unwritable_cache(tmp_path: Path) -> None:
     assert "cannot be written" in done.err
     (path,) = tmp_path.glob("*.json")
     assert table.read(path).scales
-
-
-def test_the_list_of_operations_is_the_op_tables() -> None:
-    """There is no separate list: every operation of the op table can be measured."""
-    names = [row["name"] + form for row in _C.ops() for form in ("", "v") if row["vectored"] or not form]
-    assert _C.operations() == [name for name in names if name != "recv"]
