@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 import mcr_dl
 from mcr_dl import _C
@@ -21,13 +20,11 @@ NAMES = {row["name"] for row in _C.ops()}
 MANY = 3  # operations in one list or condition
 
 # Files with other programs' names for operations.
-VOCABULARIES = {"_param.py", "upstream.py", "backend.py"}
-# MPICH's switches.
-SWITCHES = {"mpi_algorithms.cc"}
+VOCABULARIES = {"trace/_param.py"}
 
 
-def _literals(tree: ast.AST) -> list[tuple[int, list[str]]]:
-    """Lines of tuples, lists, sets and dicts, and the constant texts in them."""
+def _literals(tree: ast.AST) -> list[list[object]]:
+    """The constants in each tuple, list, set and dict."""
     found = []
     for node in ast.walk(tree):
         parts: list[ast.expr | None] = []
@@ -35,27 +32,35 @@ def _literals(tree: ast.AST) -> list[tuple[int, list[str]]]:
             parts = [*node.elts]
         elif isinstance(node, ast.Dict):
             parts = node.keys
-        found.append((getattr(node, "lineno", 0), [part.value for part in parts if isinstance(part, ast.Constant)]))
+        found.append([part.value for part in parts if isinstance(part, ast.Constant)])
     return found
 
 
-@pytest.mark.parametrize("file", sorted(Path(mcr_dl.__file__).parent.rglob("*.py")), ids=lambda file: file.name)
-def test_no_second_list_in_python(file: Path) -> None:
-    """No literal names several operations."""
-    if file.name in VOCABULARIES or "examples" in file.parts:
-        return
-    lists = [(line, sorted(NAMES & set(texts))) for line, texts in _literals(ast.parse(file.read_text()))]
-    assert [entry for entry in lists if len(entry[1]) >= MANY] == []
+def _second_lists(folder: Path, suffix: str, listed: Callable[[str], list[set[str]]]) -> dict[str, list[set[str]]]:
+    """The lists of several operations in the folder's files that have some."""
+    files = {str(path.relative_to(folder)): listed(path.read_text()) for path in folder.rglob(f"*{suffix}")}
+    assert files
+    return {file: found for file, lists in files.items() if (found := [each for each in lists if len(each) >= MANY])}
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "src").rglob("*.cc")), ids=lambda file: file.name)
-def test_no_second_list_in_cpp(file: Path) -> None:
+def test_no_second_list_in_python() -> None:
+    """No literal names several operations, but for those of other programs and of the examples."""
+
+    def listed(text: str) -> list[set[str]]:
+        return [NAMES & set(texts) for texts in _literals(ast.parse(text))]
+
+    found = _second_lists(Path(mcr_dl.__file__).parent, ".py", listed)
+    assert {file for file in found if not file.startswith("examples/")} == VOCABULARIES, found
+
+
+def test_no_second_list_in_cpp() -> None:
     """No condition and no shared case of a switch names several operations."""
-    if file.name in SWITCHES:
-        return
-    statements = re.split(r"[;{}]", re.sub(r"//.*", "", file.read_text()))
-    named = [sorted(set(re.findall(r"(?<!\w)Op::(\w+)", statement))) for statement in statements]
-    assert [ops for ops in named if len(ops) >= MANY] == []
+
+    def listed(text: str) -> list[set[str]]:
+        statements = re.split(r"[;{}]", re.sub(r"//.*", "", text))
+        return [set(re.findall(r"(?<!\w)Op::(\w+)", statement)) for statement in statements]
+
+    assert _second_lists(ROOT / "src", ".cc", listed) == {}
 
 
 def test_the_lists_that_users_see() -> None:

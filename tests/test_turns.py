@@ -15,19 +15,18 @@ from seed import SEED, TURNS, ranks_of, share
 TESTS = Path(__file__).resolve().parent
 
 
-@pytest.mark.parametrize("name", sorted(conftest.TIMED | conftest.IN_TURNS))
-def test_the_tables_name_files(name: str) -> None:
+def test_the_tables_name_files() -> None:
     """A file that is renamed must be renamed there."""
-    assert (TESTS / f"{name}.py").exists()
+    assert [name for name in conftest.TIMED | conftest.IN_TURNS if not (TESTS / f"{name}.py").exists()] == []
 
 
-@pytest.mark.parametrize("number", range(20))
-def test_turns(number: int) -> None:
+def test_turns() -> None:
     """TURNS seeds in a row have each test of a slow file once, and those of other files always."""
-    slow, other = (f"tests/{name}.py::test[{number}]" for name in (min(conftest.IN_TURNS), Path(__file__).stem))
     seeds = range(SEED, SEED + TURNS)
-    assert sum(conftest.has_its_turn(slow, seed) for seed in seeds) == 1
-    assert all(conftest.has_its_turn(other, seed) for seed in seeds)
+    for number in range(20):
+        slow, other = (f"tests/{name}.py::test[{number}]" for name in (min(conftest.IN_TURNS), Path(__file__).stem))
+        assert sum(conftest.has_its_turn(slow, seed) for seed in seeds) == 1, slow
+        assert all(conftest.has_its_turn(other, seed) for seed in seeds), other
 
 
 @pytest.mark.parametrize("turn", range(TURNS))
@@ -43,13 +42,13 @@ def test_shares_of_a_slow_test(step: int, turn: int) -> None:
         assert share(cases, step, 5) == share(cases, step, 5, SEED)
 
 
-@pytest.mark.parametrize("place", range(20))
-def test_ranks_of_a_slow_test(place: int) -> None:
+def test_ranks_of_a_slow_test() -> None:
     """A case with 2 ranks or 3, which its test's name has, runs with both."""
-    seeds = range(SEED, SEED + 3 * TURNS)
     name = f"tests/{min(conftest.IN_TURNS)}.py::test"
-    ran = {size for seed in seeds if conftest.has_its_turn(f"{name}[{(size := ranks_of(place, seed))}-{place}]", seed)}
-    assert ran == {2, 3}
+    for place in range(20):
+        sizes = {seed: ranks_of(place, seed) for seed in range(SEED, SEED + 3 * TURNS)}
+        ran = {size for seed, size in sizes.items() if conftest.has_its_turn(f"{name}[{size}-{place}]", seed)}
+        assert ran == {2, 3}, place
 
 
 @pytest.mark.parametrize(
