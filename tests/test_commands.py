@@ -20,6 +20,7 @@ from unittest import mock
 
 import pytest
 
+import grids
 import mcr_dl
 import tables
 from harness import launchers
@@ -278,10 +279,8 @@ def test_info_starts_once_without_the_topology(monkeypatch: pytest.MonkeyPatch) 
 
 def test_info_with_the_variables_of_a_job(tmp_path: Path) -> None:
     """Its rules and its topology are shown, and need not fit one rank."""
-    path = tmp_path / "topology.json"
-    dimensions = [{"name": "a", "size": 2}, {"name": "b", "size": 2}]
-    path.write_text(json.dumps({"format": "mcr-dl topology", "version": 1, "dimensions": dimensions}))
-    done = run("mcr-info", ["--json", "-"], MCR_DL_TOPOLOGY=str(path), **JOB)
+    path = grids.write(tmp_path / "topology.json", 2, 2)
+    done = run("mcr-info", ["--json", "-"], MCR_DL_TOPOLOGY=path, **JOB)
     assert done.code == 0, done.err
     facts = json.loads(done.out)["facts"]
     assert facts["rules"] == JOB["MCR_DL_TUNE"]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import grids
 import jobs
 from harness import launchers
 from mcr_dl.testing.nursery import Child, Nursery
@@ -71,12 +72,10 @@ def test_a_rank_is_lost_in_a_hierarchy(
     nursery: Nursery, algorithm: str, across: str, phase: str, faults: list[str], tmp_path: Path
 ) -> None:
     """Ranks that do not share a line with the lost rank name it too."""
-    grid = {"dimensions": [{"name": "host", "size": 2}, {"name": "rank", "size": 2}]}
-    path = tmp_path / "grid.json"
-    path.write_text(json.dumps({"format": "mcr-dl topology", "version": 1, **grid}))
+    path = grids.write(tmp_path / "grid.json", 2, 2)
     names = f"{across};{algorithm}(shm,{across})"
     for fault in faults:
-        ranks = jobs.start(nursery, "faulty", [names, phase, fault], 4, MCR_DL_TOPOLOGY=str(path))
+        ranks = jobs.start(nursery, "faulty", [names, phase, fault], 4, MCR_DL_TOPOLOGY=path)
         _survivors(nursery, ranks, rf"{RAISED}: {algorithm}\(shm,{across}\)\.\w+ \(group '", fault)
         assert not nursery.left()
         nursery.clear()

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import grids
 import jobs
 from mcr_dl import _C
 from mcr_dl.groups import first_start
@@ -441,14 +442,12 @@ def test_programs_with_other_backends_share_a_scale(tmp_path: Path) -> None:
 
 def test_another_default_device_and_type(nursery: Nursery, tmp_path: Path) -> None:
     """Tensors that MCR-DL makes for itself are on the CPU and have types of their own, whatever the program's are."""
-    document = {"format": "mcr-dl topology", "version": 1}
-    path = tmp_path / "topology.json"
-    path.write_text(json.dumps({**document, "dimensions": [{"name": "a", "size": 2}, {"name": "b", "size": 2}]}))
+    path = grids.write(tmp_path / "topology.json", 2, 2)
     none = {"MCR_DL_TUNING_TABLE": "", "XDG_CACHE_HOME": str(tmp_path)}
     pairs = jobs.start(nursery, "defaults", ["mpi,gloo,shm"], 2, **none)
     jobs.end(nursery, pairs, LIMIT)
     jobs.expect(pairs, 0, "DONE")
     assert SAID in "".join(child.text for child in pairs)
-    grid = jobs.start(nursery, "defaults", ["shm,gloo,themis(shm,gloo)"], 4, **none, MCR_DL_TOPOLOGY=str(path))
+    grid = jobs.start(nursery, "defaults", ["shm,gloo,themis(shm,gloo)"], 4, **none, MCR_DL_TOPOLOGY=path)
     jobs.end(nursery, grid, LIMIT)
     jobs.expect(grid, 0, "DONE")

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
+import grids
 import jobs
 import tables
 from harness import Pools
@@ -127,9 +127,7 @@ def test_six(pools: Pools) -> None:
 def test_several_hosts(nursery: Nursery, tmp_path: Path, backends: str, dimensions: list[str], expected: str) -> None:
     """The file of a job of two hosts can name a backend of one host for the dimension within hosts, and stripes."""
     rows = [{"name": name, "size": 2, "backend": each} for name, each in zip(("a", "b"), dimensions, strict=True)]
-    file = tmp_path / "topology.json"
-    file.write_text(json.dumps({"format": "mcr-dl topology", "version": 1, "dimensions": rows}))
-    variables = {"MCR_DL_TOPOLOGY": str(file), "MCR_DL_BACKENDS": backends}
+    variables = {"MCR_DL_TOPOLOGY": grids.write(tmp_path / "topology.json", *rows), "MCR_DL_BACKENDS": backends}
     ranks = jobs.start(nursery, "hosts", ["0,0,1,1", "starts", "networks", "2"], 4, **variables)
     jobs.end(nursery, ranks)
     jobs.expect(ranks, 0, expected)
@@ -147,10 +145,7 @@ def test_groups_within_a_host(nursery: Nursery, backends: str) -> None:
 @pytest.mark.parametrize("backends", ["gloo,mpi,themis(shm,mpi)", "gloo,mpi,hier(shm,mpi)"])
 def test_a_host_cannot_connect(nursery: Nursery, tmp_path: Path, backends: str) -> None:
     """All ranks raise with the cause, long before the time limit: the others do not wait for that host's ranks."""
-    file = tmp_path / "topology.json"
-    rows = [{"name": name, "size": 2} for name in ("a", "b")]
-    file.write_text(json.dumps({"format": "mcr-dl topology", "version": 1, "dimensions": rows}))
-    variables = {"MCR_DL_TOPOLOGY": str(file), "MCR_DL_BACKENDS": backends}
+    variables = {"MCR_DL_TOPOLOGY": grids.write(tmp_path / "topology.json", 2, 2), "MCR_DL_BACKENDS": backends}
     ranks = jobs.start(nursery, "hosts", ["0,0,1,1", "starts", "broken_parts", "2,3"], 4, **variables)
     jobs.end(nursery, ranks)
     jobs.expect(ranks, 0, "RAISED BackendUnavailableError", "no memory left on this host")

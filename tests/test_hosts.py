@@ -6,7 +6,6 @@ Networks that are cut need real ones: tests/lab.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import grids
 import jobs
 from mcr_dl.bench.ranks import environments
 from mcr_dl.testing.nursery import Child, Nursery
@@ -125,9 +125,7 @@ def test_commands_on_several_hosts(nursery: Nursery, tmp_path: Path, arguments: 
     another job.
     """
     command, *others = arguments.replace("t.json", str(tmp_path / "t.json")).split()
-    topology = {"format": "mcr-dl topology", "version": 1, "dimensions": [{"name": "rank", "size": 4}]}
-    (tmp_path / "topology.json").write_text(json.dumps(topology))
-    variables = {"MCR_DL_TOPOLOGY": str(tmp_path / "topology.json"), "MCR_DL_TUNING_TABLE": "none"}
+    variables = {"MCR_DL_TOPOLOGY": grids.write(tmp_path / "topology.json", 4), "MCR_DL_TUNING_TABLE": "none"}
     ranks = start(nursery, "0,1", "command", f"mcr_dl.{command}", *others, **variables)
     jobs.end(nursery, ranks)
     jobs.expect(ranks, 0)

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
+import grids
 from harness import Pools
 from mcr_dl import _C, InvalidArgumentError
 from mcr_dl.runtime import topologies
@@ -59,9 +59,7 @@ def test_failed(pools: Pools) -> None:
 def test_read(tmp_path: Path) -> None:
     """A file is read with all its figures; errors name the variable and the file."""
     row = {"name": "rail", "size": 2, "bandwidth": 25 * 10**9, "latency": 3000, "backend": "mpi"}
-    path = tmp_path / "t.json"
-    path.write_text(json.dumps({"format": "mcr-dl topology", "version": 1, "dimensions": [row]}))
-    told = topologies.own({"MCR_DL_TOPOLOGY": str(path)})
+    told = topologies.own({"MCR_DL_TOPOLOGY": grids.write(tmp_path / "t.json", row)})
     grid = topologies.grid_of(told["document"], 2)
     assert grid is not None
     assert grid.dimensions == [("rail", 2, 25 * 10**9, 3000, "mpi")]
@@ -72,9 +70,9 @@ def test_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("key", "most"), [("bandwidth", 1 << 50), ("latency", 10**9)])
 def test_figures_out_of_range(key: str, most: int) -> None:
     """Figures that plans of collectives cannot use are errors of the file, not of the calls."""
-    document = {"format": "mcr-dl topology", "version": 1, "dimensions": [{"name": "a", "size": 2, key: most}]}
+    document = grids.document({"name": "a", "size": 2, key: most})
     assert topologies.check(document, "topology") == document
-    document["dimensions"] = [{"name": "a", "size": 2, key: most + 1}]
+    document = grids.document({"name": "a", "size": 2, key: most + 1})
     with pytest.raises(
         InvalidArgumentError, match=rf": dimensions\[0\]\.{key}: expected a number of at most {most}, got {most + 1}"
     ):

@@ -14,6 +14,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
+import grids
 import mcr_dl
 from mcr_dl import _C, CollectiveTimeoutError, InvalidArgumentError, PeerLostError
 from mcr_dl.passes import Compress, Fuse, Log, PassedCall
@@ -40,14 +41,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "set_passes": lambda group: mcr_dl.set_passes([], group),
     "refine": lambda group: mcr_dl.refine(0.1, group),
     "refine_step": mcr_dl.refine_step,
-    "set_topology": lambda group: mcr_dl.set_topology(
-        {
-            "format": "mcr-dl topology",
-            "version": 1,
-            "dimensions": [{"name": "line", "size": mcr_dl.get_world_size(group)}],
-        },
-        group,
-    ),
+    "set_topology": lambda group: mcr_dl.set_topology(grids.document(mcr_dl.get_world_size(group)), group),
 }
 
 

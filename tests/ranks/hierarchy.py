@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import tempfile
@@ -18,6 +17,7 @@ from unittest.mock import patch
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
+import grids
 import mcr_dl
 from mcr_dl import _C, BackendUnavailableError, InvalidArgumentError, NotInitializedError
 from mcr_dl.libraries import shm
@@ -44,12 +44,9 @@ def _grid(
         row.update(given)
     for row, backend in zip(rows, backends, strict=False):
         row["backend"] = backend
-    document = {"format": "mcr-dl topology", "version": 1, "dimensions": rows, "ranks": ranks or range(prod(sizes))}
-    document["ranks"] = list(document["ranks"])
+    order = list(ranks or range(prod(sizes)))
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "topology.json"
-        path.write_text(json.dumps(document))
-        os.environ["MCR_DL_TOPOLOGY"] = str(path)
+        os.environ["MCR_DL_TOPOLOGY"] = grids.write(Path(folder) / "topology.json", *rows, ranks=order)
         try:
             yield
         finally:

@@ -18,16 +18,11 @@ import torch.distributed as torch_dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import mcr_dl
+from grids import document
 from mcr_dl import InvalidArgumentError, InvalidTypeError
 from mcr_dl.runtime import state
 from mcr_dl.testing.expect import expect
 from ranks import session
-
-
-def document(*sizes: int, **more: Any) -> dict[str, Any]:
-    """A topology with dimensions a, b, c of these sizes."""
-    rows = [{"name": name, "size": size} for name, size in zip("abc", sizes, strict=False)]
-    return {"format": "mcr-dl topology", "version": 1, "dimensions": rows, **more}
 
 
 @contextmanager
