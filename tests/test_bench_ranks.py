@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import waiting
 from harness import launchers
 from mcr_dl import InvalidArgumentError
 from mcr_dl.bench.ranks import run_local
@@ -48,7 +49,7 @@ def test_a_rank_that_hangs_is_killed() -> None:
         assert not running.poll()
         running.kill()
         assert running.exit_codes() == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
-    assert not any(_alive(pid) for pid in pids)
+    assert not any(map(waiting.running, pids))
 
 
 @pytest.mark.parametrize("ranks", [2, len(os.sched_getaffinity(0)) + 1])
@@ -78,18 +79,7 @@ def test_ranks_die_with_their_parent() -> None:
     parent.kill()
     parent.wait()
     assert len(pids) == 2
-    deadline = time.monotonic() + 60
-    while any(_alive(pid) for pid in pids):
-        assert time.monotonic() < deadline, "ranks outlived their parent"
-        time.sleep(0.1)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
+    waiting.await_true(lambda: not any(map(waiting.running, pids)), "the ranks have ended with their parent", 60)
 
 
 def _of_main() -> None: ...

@@ -11,7 +11,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import metadata
@@ -34,6 +33,7 @@ from mcr_dl.info import cli as info
 from mcr_dl.tables import table
 from mcr_dl.trace import cli as trace
 from mcr_dl.tuning import cli as tune
+from waiting import await_true
 
 COMMANDS = {
     "mcr-bench": ["-m", "mcr_dl.bench"],
@@ -300,11 +300,13 @@ def test_a_signal_removes_all_that_the_ranks_had(tmp_path: Path, end: signal.Sig
         text=True,
         start_new_session=True,
     ) as running:
-        deadline = time.monotonic() + LIMIT
-        while len(ranks := children(running.pid)) < 2 or not all(map(with_torch, ranks)):
+
+        def measure() -> bool:
             assert running.poll() is None, running.stdout
-            assert time.monotonic() < deadline, "the ranks did not start"
-            time.sleep(0.02)
+            return len(ranks := children(running.pid)) >= 2 and all(map(with_torch, ranks))
+
+        await_true(measure, "the ranks have started", LIMIT)
+        ranks = children(running.pid)
         assert list(tmp_path.glob("mcr-ranks-*"))
         running.send_signal(end)
         text, _ = running.communicate(timeout=LIMIT)

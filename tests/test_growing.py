@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from types import SimpleNamespace
@@ -20,6 +19,7 @@ from mcr_dl import _C
 from mcr_dl.groups import applicants
 from mcr_dl.testing.nursery import Child, Nursery
 from mcr_dl.watch._losses import Losses, process_of
+from waiting import await_true
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -121,10 +121,8 @@ def test_a_waiting_process_that_was_taken_for_ended() -> None:
         waiting = pool.submit(applicants.apply, store, 1, timedelta(seconds=30))
         first = json.loads(desk.get("waiting/1"))[0]
         desk.set(f"taken/{first}", applicants._DISMISSED)
-        deadline = time.monotonic() + 20
-        while (second := json.loads(desk.get("waiting/1"))[0]) == first:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        await_true(lambda: json.loads(desk.get("waiting/1"))[0] != first)
+        second = json.loads(desk.get("waiting/1"))[0]
         desk.set(f"taken/{second}", "an attempt")
         desk.wait([f"here/{second}"])
         fields = dict.fromkeys(applicants.Answer.__dataclass_fields__, 0)

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import jobs
 from harness import launchers
 from mcr_dl.testing.nursery import Nursery
 from mcr_dl.testing.pool import Pool, start_all
+from waiting import await_true, running
 
 _LIMIT = 100.0  # seconds; each of these takes a few
 
@@ -56,14 +56,6 @@ def test_what_follows_a_failure_has_a_time_limit(tmp_path: Path, place: str, met
     assert "threading.Event().wait()" in text, text
 
 
-def _running(pid: int) -> bool:
-    """Whether a process goes on; one that has ended may be left in the table of processes."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except OSError:
-        return False
-
-
 def test_a_command_that_hangs_is_ended_with_its_sessions(tmp_path: Path) -> None:
     """The processes of torchrun and mpiexec have sessions of their own, and may keep the output open."""
     mine = {"HARNESS": str(uuid.uuid4())}
@@ -79,10 +71,7 @@ def test_a_launched_job_that_fails_is_ended(tmp_path: Path, ended: bool) -> None
     program = "setsid sleep 600 & echo started $!;" + ("" if ended else "wait")
     with log.open("w") as output:
         launcher = subprocess.Popen(["bash", "-c", program], env={**os.environ, **job}, stdout=output)
-    deadline = time.monotonic() + _LIMIT
-    while "started" not in log.read_text() or (ended and launcher.poll() is None):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    await_true(lambda: "started" in log.read_text() and (not ended or launcher.poll() is not None), limit=_LIMIT)
     with pytest.raises(AssertionError, match="still there" if ended else "has not ended"):
         jobs.LaunchedJob(launcher, log, job).end(0.1)
     assert launchers.processes(job) == []
@@ -102,7 +91,7 @@ def test_the_jobs_of_a_failed_test_are_ended(tmp_path: Path) -> None:
     code, text = launchers.finish(command, tmp_path, launchers.environment(), _LIMIT)
     assert code == 1, text
     pid = int(text.partition("AssertionError: process ")[2].partition(".")[0])
-    assert not _running(pid)
+    assert not running(pid)
 
 
 _RANK = """
@@ -160,9 +149,9 @@ def test_a_process_that_a_rank_has_left_is_found(nursery: Nursery, tmp_path: Pat
     jobs.end(nursery, [child])
     assert child.code == (-signal.SIGKILL if "killed" in how else 0), child.text
     (left,) = nursery.left(patience=0)
-    assert _running(left)
+    assert running(left)
     nursery.clear()
-    assert not _running(left)
+    assert not running(left)
     assert nursery.left(patience=0) == {}
 
 

@@ -18,6 +18,7 @@ import grids
 import jobs
 from mcr_dl.bench.ranks import environments
 from mcr_dl.testing.nursery import Child, Nursery
+from waiting import await_true, state_of
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -79,11 +80,7 @@ def test_rank_0_is_killed_with_the_store(nursery: Nursery) -> None:
 def test_a_stopped_rank_is_not_lost(nursery: Nursery, rank: int) -> None:
     """Also if it is stopped for longer than hosts may be silent: the kernel answers for it."""
     ranks = start(nursery, "0,0,1", "connected", "gloo", "stop", str(rank), MCR_DL_HOST_TIMEOUT="3")
-    state = Path(f"/proc/{ranks[rank].pid}/stat")
-    deadline = time.monotonic() + jobs.LIMIT
-    while state.read_text().rpartition(")")[2].split()[0] != "T":
-        assert time.monotonic() < deadline, ranks[rank].text
-        time.sleep(0.05)
+    await_true(lambda: state_of(ranks[rank].pid) == "T", lambda: ranks[rank].text, jobs.LIMIT)
     time.sleep(6)
     os.kill(ranks[rank].pid, signal.SIGCONT)
     jobs.end(nursery, ranks)

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
@@ -14,6 +13,7 @@ import torch.distributed as torch_dist
 
 from mcr_dl.watch import _alarm
 from mcr_dl.watch._alarm import Exchange
+from waiting import await_true
 
 LIMIT = 30.0
 
@@ -32,20 +32,13 @@ class Ranks:
         """Begin a rank's end."""
         return self._threads.submit(self.exchanges[rank].leave_together, well, limit, begun=begun)
 
-    def await_state(self, condition: Callable[[], bool]) -> None:
-        """Wait for a state of the store."""
-        deadline = time.monotonic() + LIMIT
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-
     def has(self, key: str) -> bool:
         """Whether the store has a key."""
         return bool(self.store.check([f"watch/{key}"]))
 
     def await_counted(self, ranks: int) -> None:
         """Wait until so many ranks have begun their ends."""
-        self.await_state(lambda: self.has("leaving") and int(self.store.get("watch/leaving")) == ranks)
+        await_true(lambda: self.has("leaving") and int(self.store.get("watch/leaving")) == ranks)
 
     def close(self) -> None:
         """End the threads, also after a failed test."""
@@ -89,7 +82,7 @@ def test_a_store_that_is_too_slow(ranks: Ranks, slow: threading.Event, monkeypat
     assert ranks.leave(0).result(LIMIT) is False
     monkeypatch.undo()
     slow.set()
-    ranks.await_state(lambda: ranks.has("failed"))
+    await_true(lambda: ranks.has("failed"))
     assert other.result(LIMIT) is False
 
 
@@ -115,7 +108,7 @@ def test_a_rank_that_cannot_be_counted(ranks: Ranks, how: str, monkeypatch: pyte
     """The libraries wait for it; a rank with a limit leaves at its end."""
     if how == "moved on before":
         ranks.exchanges[1].move_on()
-        ranks.await_state(lambda: ranks.has("elsewhere"))
+        await_true(lambda: ranks.has("elsewhere"))
     patient = ranks.leave(0, limit=None, begun=how != "not begun")
     if how == "moved on":
         ranks.await_counted(1)

@@ -28,6 +28,7 @@ from mcr_dl.watch._diagnosis import absent, call_text, complete, diagnose, first
 from mcr_dl.watch._inquiry import Inquiries
 from mcr_dl.watch._losses import Losses
 from mcr_dl.watch._watch import Watch
+from waiting import await_true
 
 RANKS = [0, 1, 2]
 
@@ -149,10 +150,7 @@ def test_absent_processes() -> None:
     try:
         assert "lives" in absent(known)
         child.send_signal(19)
-        deadline = time.monotonic() + 10
-        while "is stopped" not in absent(known):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        await_true(lambda: "is stopped" in absent(known))
     finally:
         child.kill()
     child.wait()
@@ -283,9 +281,7 @@ def test_a_slow_store() -> None:
         with pytest.raises(RuntimeError, match="does not answer"):
             exchange.ask(lambda: 1, limit=10)  # returns at once: the first is still running
         free.set()
-        deadline = time.monotonic() + 10
-        while exchange.lost is not None and time.monotonic() < deadline:
-            time.sleep(0.01)
+        await_true(lambda: exchange.lost is None)
         assert exchange.ask(lambda: 1) == 1
         with pytest.raises(RuntimeError, match="does not answer"):
             exchange.ask(fail, limit=0.05)
