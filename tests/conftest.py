@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 import pytest_timeout
+import torch.distributed as torch_dist
 
+import mcr_dl
 from harness import Pools, launchers
 from mcr_dl.testing.nursery import Nursery
 from seed import SEED, TURNS
@@ -151,6 +153,15 @@ def nursery() -> Iterator[Nursery]:
     """Starts the ranks of jobs that end; one for all tests of a file."""
     with Nursery([TESTS]) as made:
         yield made
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A job of this process alone."""
+    mcr_dl.init_process_group(["gloo", "shm"], store=torch_dist.HashStore(), rank=0, world_size=1, timeout=20)
+    yield
+    if mcr_dl.is_initialized():
+        mcr_dl.destroy_process_group()
 
 
 @pytest.fixture

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as torch_dist
 
 import mcr_dl
 from harness import Pools, launchers
@@ -23,15 +22,6 @@ from mcr_dl.runtime import exit_steps
 from mcr_dl.trace import _configure
 from mcr_dl.tuning.costs import cost_model
 from ranks import arguments, session
-
-
-@pytest.fixture
-def alone() -> Iterator[None]:
-    """A job of this process alone."""
-    mcr_dl.init_process_group(["gloo", "shm"], store=torch_dist.HashStore(), rank=0, world_size=1, timeout=20)
-    yield
-    if mcr_dl.is_initialized():
-        mcr_dl.destroy_process_group()
 
 
 def _p2p(**given: Any) -> mcr_dl.P2POp:

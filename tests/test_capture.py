@@ -14,22 +14,14 @@ import pytest
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.planner import capture, graph
 from mcr_dl.planner.plans import Planner
-from mcr_dl.records.log import Record, RecordedGroup
-from mcr_dl.trace import Trace, _files, cli
-from mcr_dl.trace._clock import WALL, Clock
-
-GROUP = RecordedGroup("world", 0, 0, (0, 1))
+from mcr_dl.records.log import Record
+from mcr_dl.trace import _files, cli
+from traces import MS, record_of, trace_of
 
 
 def _record(op: str, issue: int, end: int, **more: Any) -> Record:
-    fields = dict.fromkeys(Record._fields)
-    defaults = {
-        "number": 1, "seq": 1, "group": GROUP, "op": op, "vectored": False, "peer": False, "dtype": "float32",
-        "backend": "mpi", "asynchronous": False, "in_count": 64, "out_count": 64, "in_splits": (), "out_splits": (),
-        "truncated": False, "nbytes": 256, "fused": False, "issue": issue, "start": issue, "end": end, "waited": 0,
-        "state": "completed", "thread": 1, "priority": 0,
-    }  # fmt: skip
-    return Record(**{**fields, **defaults, **more})
+    """A call of 64 floats, from ``issue`` to ``end`` in ns."""
+    return record_of(op, issue / MS, end / MS, **{"in_count": 64, "out_count": 64, "nbytes": 256, **more})
 
 
 def _program(count: int, waits: bool = True) -> list[Record]:
@@ -41,10 +33,6 @@ def _program(count: int, waits: bool = True) -> list[Record]:
         found.append(_record("all_reduce", start, end, asynchronous=True, start=start + 10, **wait))
         found.append(_record("all_to_all", start + 50, start + 60))
     return found
-
-
-def _trace(records: list[Record]) -> Trace:
-    return Trace(0, 1, Clock(0, None, WALL, 0, 0), records, [], 0, 0)
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -132,14 +120,14 @@ def test_the_command_takes_the_number_of_calls(
 ) -> None:
     """Of an iteration of equal calls, which is found too short without it."""
     records = [_record("all_reduce", 100 * place + 20 * (place % 2), 100 * place + 50) for place in range(8)]
-    _files.write(_trace(records), tmp_path)
+    _files.write(trace_of(records), tmp_path)
     assert cli.main(["capture", str(tmp_path), *given, "-o", str(tmp_path / "graph.json")]) == 0
     assert len(graph.read(tmp_path / "graph.json").calls) == calls
     assert re.search(rf": {calls} calls per iteration", capsys.readouterr().out)
 
 
 def test_the_command_writes_a_graph(tmp_path: Path) -> None:
-    _files.write(_trace(_program(4)), tmp_path)
+    _files.write(trace_of(_program(4)), tmp_path)
     assert cli.main(["capture", str(tmp_path), "-o", str(tmp_path / "graph.json")]) == 0
     assert len(graph.read(tmp_path / "graph.json").calls) == 2
     assert cli.main(["plan", str(tmp_path / "graph.json"), "--json", str(tmp_path / "report.json")]) == 0

@@ -16,11 +16,11 @@ from mcr_dl.libraries import registry
 from mcr_dl.runtime import exit_steps
 from mcr_dl.testing.nursery import Nursery
 
-pytestmark = pytest.mark.usefixtures("alone")
+pytestmark = pytest.mark.usefixtures("separate_runner")
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def separate_runner(monkeypatch: pytest.MonkeyPatch) -> None:
     """A separate runner for this test: a hanging step loses its thread."""
     monkeypatch.setattr(exit_steps, "_thread", None)
     monkeypatch.setattr(exit_steps, "_steps", type(exit_steps._steps)())

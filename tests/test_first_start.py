@@ -15,6 +15,7 @@ import pytest
 
 import grids
 import jobs
+import tables
 from mcr_dl import _C
 from mcr_dl.groups import first_start
 from mcr_dl.measure import start
@@ -85,19 +86,13 @@ def test_it_measures_once(nursery: Nursery, tmp_path: Path) -> None:
 
 def _leave_table(cache: Path, times: dict[int, float], *, quick: bool) -> Path:
     """A table of this machine for two ranks: shm with these times by size, and gloo with twice as much."""
-    curves = [
-        Curve(
-            "all_reduce",
-            "float",
-            "float32",
-            name,
-            tuple(Sample(size, 9, us * factor, us * factor, us * factor) for size, us in times.items()),
-        )
+    curves = tuple(
+        tables.curve(name, *(us * factor for us in times.values()), sizes=list(times), spread=1)
         for name, factor in (("shm", 1), ("gloo", 2))
-    ]
-    scale = Scale(2, 1, 2, "cpu", files.now(), tuple(curves), quick=quick)
+    )
     path = cache / "mcr_dl" / "tuning" / f"{host().fingerprint}.json"
-    files.write(Table(files.now(), host(), software(_C.backend_status()), {}, (scale,)), path)
+    made = tables.scale(curves=curves, winners=(), quick=quick)
+    files.write(tables.make(made, host=host(), software=software(_C.backend_status())), path)
     return path
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch.distributed as torch_dist
 
+from harness.counted import SIZE, Counted
 from mcr_dl.base import agreement, blocks, launcher, stores
 from mcr_dl.base.errors import CollectiveTimeoutError, PeerLostError
 from mcr_dl.groups import survivors
@@ -25,24 +26,8 @@ from mcr_dl.runtime import lives, meetings, rounds, startup
 from mcr_dl.tables import choice
 from mcr_dl.trace import _clock
 
-SIZE = 1000
 MANY = 10_000
 HOSTS = [f"host {rank // 8}" for rank in range(MANY)]
-
-
-class Counting:
-    """A store that counts the requests of its users."""
-
-    def __init__(self, store: torch_dist.Store) -> None:
-        self._store = store
-        self.requests = 0
-
-    def __getattr__(self, name: str) -> Any:
-        def count(*arguments: Any) -> Any:
-            self.requests += 1
-            return getattr(self._store, name)(*arguments)
-
-        return self._store.timeout if name == "timeout" else count  # type: ignore[attr-defined]
 
 
 @pytest.fixture
@@ -60,7 +45,7 @@ def test_an_agreement(store: torch_dist.Store) -> None:
     """Rank 0 reads all values in one request."""
     for rank in range(1, SIZE):
         store.set(f"key/{rank}", str(rank))
-    first, last = Counting(store), Counting(store)
+    first, last = Counted(store), Counted(store)
     assert agreement.agree(first, 0, SIZE, "key", 0, sum) == sum(range(SIZE))  # type: ignore[arg-type]
     assert agreement.agree(last, SIZE - 1, SIZE, "key", SIZE - 1, sum) == sum(range(SIZE))  # type: ignore[arg-type]
     assert first.requests <= 4
@@ -74,7 +59,7 @@ def test_an_agreement_that_some_ranks_miss(store: torch_dist.Store, absent: list
         store.set(f"key/{rank}", str(rank))
     texts, requests = set(), []
     for rank in (1, 0, 2) if 0 not in absent else (1, 2):
-        counting = Counting(store)
+        counting = Counted(store)
         with pytest.raises(CollectiveTimeoutError) as raised:
             agreement.agree(counting, rank, SIZE, "key", rank, sum)  # type: ignore[arg-type]
         texts.add(str(raised.value))
@@ -115,7 +100,7 @@ def test_keys_that_are_not_there(store: torch_dist.Store, missing: list[int]) ->
     """They are found in order."""
     for place in set(range(SIZE)) - set(missing):
         store.set(str(place), "")
-    counting = Counting(store)
+    counting = Counted(store)
     found = list(stores.absent(counting, [str(place) for place in range(SIZE)], 5))  # type: ignore[arg-type]
     assert found == [place + 5 for place in missing]
     assert counting.requests <= min(1 + 20 * len(missing), 2 * SIZE)
@@ -179,7 +164,7 @@ def test_survivors_meet(store: torch_dist.Store) -> None:
     for rank in members[1:]:
         problem = "no disk" if rank == 7 else ""
         store.set(f"left/{rank}", stores.encode([problem, ["mpi"], "shrink", False]))
-    first, other = Counting(store), Counting(store)
+    first, other = Counted(store), Counted(store)
     outcome = _steps(first, 0).meet("left", members, wish=["mpi"])
     assert outcome.ranks == members
     assert outcome.problems == ["no disk" if rank == 7 else "" for rank in members]
@@ -210,14 +195,14 @@ def test_survivors_that_one_rank_takes_for_lost(store: torch_dist.Store) -> None
 def test_rank_0_begins_a_life(store: torch_dist.Store) -> None:
     """It asks about all ranks at once. Here the ranks come as soon as it has given the name."""
 
-    class Prompt(Counting):
+    class Prompt(Counted):
         def __getattr__(self, name: str) -> Callable[..., Any]:
             def act(key: Any, *arguments: Any) -> Any:
                 if name == "set" and key.startswith("name/"):
                     rank = key.removeprefix("name/word ")
                     store.set(f"{arguments[0]}/{rank}", "here")
                     return store.set(key, *arguments)  # one message for each rank, without an answer
-                self.requests += 1
+                self.made[name] += 1
                 return getattr(store, name)(key, *arguments)
 
             return act
@@ -232,7 +217,7 @@ def test_rank_0_begins_a_life(store: torch_dist.Store) -> None:
 def test_ranks_of_one_host_share_a_comparison_of_clocks() -> None:
     """Its first rank compares, and the others take its offset."""
     store, found = torch_dist.HashStore(), dict[int, tuple[int, int, str]]()
-    counting = [Counting(store) for _ in range(6)]
+    counting = [Counted(store) for _ in range(6)]
 
     def rank(number: int) -> None:
         domain = f"host {number // 2}".__str__
@@ -337,7 +322,7 @@ def test_a_value_of_all_ranks_for_mpi(store: torch_dist.Store) -> None:
     """The last rank reads all, and each rank one."""
     requests = []
     for rank in range(SIZE):
-        counting = Counting(store)
+        counting = Counted(store)
         pmi.give(counting, "host", rank, SIZE, f"host {rank // 8}", pmi.process_mapping)  # type: ignore[arg-type]
         requests.append(counting.requests)
     assert max(requests) <= 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import builtins
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -397,14 +397,6 @@ def test_wrong_timeouts(function: Callable[[Any], Any], timeout: Any) -> None:
     """The text is the one of calls, from the shared conversion."""
     with pytest.raises(InvalidArgumentError, match=r"a positive datetime\.timedelta"):
         function(timeout)
-
-
-@pytest.fixture
-def alone() -> Iterator[None]:
-    """A job of this process alone."""
-    mcr_dl.init_process_group("gloo", store=torch_dist.HashStore(), rank=0, world_size=1, timeout=20)
-    yield
-    mcr_dl.destroy_process_group()
 
 
 def test_finalize_does_not_hide_running_operations(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch.distributed as torch_dist
 
+from harness.counted import CALL
 from mcr_dl import _C, InvalidArgumentError
 from mcr_dl.base import launcher
 from mcr_dl.trace.cli import main as mcr_trace
@@ -35,8 +36,7 @@ RANKS = [0, 1, 2]
 
 def call(seq: int, **other: Any) -> dict[str, Any]:
     """A collective in the form of a report."""
-    known = {"seq": seq, "op": "all_reduce", "dtype": "Float", "red": "SUM", "root": None, "bytes": 4, "backend": "mpi"}
-    return {**known, "async": False, "caller": None, "history": "0", **other}
+    return {"seq": seq, **CALL, **other}
 
 
 def report(calls: list[dict[str, Any]], **other: Any) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def test_who_has_not_arrived() -> None:
     text = diagnose(reports, {2: "process 7 on h has ended"}, "g", RANKS, 2)
     assert text == (
         "Not arrived: rank 2: process 7 on h has ended; rank 1 has made 1 collective of the group, its last is "
-        "all_reduce(SUM, Float, 4 bytes, mpi); it is at a.py:1 in f."
+        "all_reduce(SUM, float32, 4 bytes, mpi); it is at a.py:1 in f."
     )
 
 
@@ -119,7 +119,7 @@ def test_each_field_makes_a_difference(field: str, value: object) -> None:
     }
     text = first_difference(reports, "g")
     assert text is not None
-    assert text.startswith("collective 2 of group 'g' is all_reduce(SUM, Float, 4 bytes, mpi) on rank 0, but ")
+    assert text.startswith("collective 2 of group 'g' is all_reduce(SUM, float32, 4 bytes, mpi) on rank 0, but ")
     assert first_difference({0: reports[0], 1: reports[0]}, "g") is None
 
 

@@ -26,17 +26,17 @@ def record_of(op: str, begin: float, end: float | None, **more: Any) -> Record:
     values.update(
         number=1, seq=1, group=group_of(), op=op, vectored=False, peer=op in ("send", "recv"), dtype="float32",
         backend="mpi", asynchronous=False, in_count=0, out_count=1000, in_splits=(), out_splits=(), truncated=False,
-        nbytes=4000, fused=False, issue=int(begin * MS), start=int(begin * MS),
-        end=None if end is None else int(end * MS), waited=0, state="issued" if end is None else "completed", thread=7,
+        nbytes=4000, fused=False, issue=round(begin * MS), start=round(begin * MS), waited=0, thread=7,
+        end=None if end is None else round(end * MS), state="issued" if end is None else "completed",
     )  # fmt: skip
     return Record(**{**values, **more})
 
 
 def work_of(op: str, begin: float, start: float, end: float, wait: tuple[float, float] | None, **more: Any) -> Record:
     """An asynchronous call that was handed over at `start` and waited for in `wait`."""
-    times: dict[str, Any] = {"asynchronous": True, "start": int(start * MS)}
+    times: dict[str, Any] = {"asynchronous": True, "start": round(start * MS)}
     if wait is not None:
-        first, last = int(wait[0] * MS), int(wait[1] * MS)
+        first, last = round(wait[0] * MS), round(wait[1] * MS)
         times.update(wait_begin=first, wait_end=last, waited=last - first)
     return record_of(op, begin, end, **{**times, **more})
 

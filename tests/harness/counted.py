@@ -22,6 +22,11 @@ class Counted:
         self.made[name] += 1
         return getattr(self.store, name)
 
+    @property
+    def requests(self) -> int:
+        """The number of all requests; its timeout is known without one."""
+        return self.made.total() - self.made["timeout"]
+
     def forget(self) -> None:
         """Count anew."""
         self.made = Counter()
