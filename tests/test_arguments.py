@@ -258,6 +258,52 @@ def test_several_calls_at_once(pools: Pools, function: Callable[[str], None], ba
     pools.get("processes", 2).run(function, backend, limit=60.0)
 
 
+# ---- arguments of groups
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), "soon"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda timeout: mcr_dl.new_group([0], timeout=timeout),
+        lambda timeout: mcr_dl.split_group(split_ranks=[[0]], timeout=timeout),
+        lambda timeout: mcr_dl.monitored_barrier(timeout=timeout),
+    ],
+    ids=["new_group", "split_group", "monitored_barrier"],
+)
+def test_wrong_timeouts(function: Callable[[Any], Any], timeout: Any) -> None:
+    """The text is the one of calls, from the shared conversion."""
+    with pytest.raises(InvalidArgumentError, match=r"a positive datetime\.timedelta"):
+        function(timeout)
+
+
+@pytest.mark.usefixtures("alone")
+def test_descriptions_of_groups() -> None:
+    """A store takes no longer keys."""
+    for text in ("x" * 1001, "ä" * 501):
+        with pytest.raises(InvalidArgumentError, match=r"^group_desc: expected at most 1000 bytes of UTF-8, got 100"):
+            mcr_dl.new_group([0], group_desc=text)
+    mcr_dl.destroy_process_group(mcr_dl.new_group([0], group_desc="x" * 1000))
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("ranks", [[0.9], ["0"], [None]])
+def test_ranks_that_are_no_whole_numbers(ranks: Any) -> None:
+    with pytest.raises(InvalidTypeError, match=r"^ranks: expected whole numbers, got"):
+        mcr_dl.new_group(ranks)
+    with pytest.raises(InvalidTypeError, match=r"^split_ranks: expected whole numbers, got"):
+        mcr_dl.split_group(split_ranks=[ranks])
+
+
+@pytest.mark.usefixtures("alone")
+def test_timeouts_in_seconds() -> None:
+    """Wherever a group is made, as in calls."""
+    made = [mcr_dl.group.WORLD, mcr_dl.new_group([0], timeout=0.25), mcr_dl.split_group(split_ranks=[[0]], timeout=3)]
+    seconds = [mcr_dl._C.group_of(group).timeout.total_seconds() for group in made]
+    assert seconds == [20, 0.25, 3]
+
+
 # ---- the end of an interactive session
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import builtins
 import re
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -382,23 +381,6 @@ def test_a_rank_outside_of_the_job_does_not_wait() -> None:
     assert "got RANK=5 and WORLD_SIZE=2" in err
 
 
-@pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("timeout", [0, -1, float("nan"), "soon"])
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda timeout: mcr_dl.new_group([0], timeout=timeout),
-        lambda timeout: mcr_dl.split_group(split_ranks=[[0]], timeout=timeout),
-        lambda timeout: mcr_dl.monitored_barrier(timeout=timeout),
-    ],
-    ids=["new_group", "split_group", "monitored_barrier"],
-)
-def test_wrong_timeouts(function: Callable[[Any], Any], timeout: Any) -> None:
-    """The text is the one of calls, from the shared conversion."""
-    with pytest.raises(InvalidArgumentError, match=r"a positive datetime\.timedelta"):
-        function(timeout)
-
-
 def test_finalize_does_not_hide_running_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     """It warns, as the end of the runtime does."""
     mcr_dl.init_process_group(["gloo", "null"], store=torch_dist.HashStore(), rank=0, world_size=1, timeout=20)
@@ -407,32 +389,6 @@ def test_finalize_does_not_hide_running_operations(monkeypatch: pytest.MonkeyPat
         with pytest.warns(match=r"finalize\(null\): some operations were still running"):
             mcr_dl.finalize("null")
     mcr_dl.destroy_process_group()
-
-
-@pytest.mark.usefixtures("alone")
-def test_descriptions_of_groups() -> None:
-    """A store takes no longer keys."""
-    for text in ("x" * 1001, "ä" * 501):
-        with pytest.raises(InvalidArgumentError, match=r"^group_desc: expected at most 1000 bytes of UTF-8, got 100"):
-            mcr_dl.new_group([0], group_desc=text)
-    mcr_dl.destroy_process_group(mcr_dl.new_group([0], group_desc="x" * 1000))
-
-
-@pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("ranks", [[0.9], ["0"], [None]])
-def test_ranks_that_are_no_whole_numbers(ranks: Any) -> None:
-    with pytest.raises(InvalidTypeError, match=r"^ranks: expected whole numbers, got"):
-        mcr_dl.new_group(ranks)
-    with pytest.raises(InvalidTypeError, match=r"^split_ranks: expected whole numbers, got"):
-        mcr_dl.split_group(split_ranks=[ranks])
-
-
-@pytest.mark.usefixtures("alone")
-def test_timeouts_in_seconds() -> None:
-    """Wherever a group is made, as in calls."""
-    made = [mcr_dl.group.WORLD, mcr_dl.new_group([0], timeout=0.25), mcr_dl.split_group(split_ranks=[[0]], timeout=3)]
-    seconds = [mcr_dl._C.group_of(group).timeout.total_seconds() for group in made]
-    assert seconds == [20, 0.25, 3]
 
 
 # ---- what is documented
