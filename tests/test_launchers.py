@@ -337,32 +337,6 @@ def test_a_rank_that_fails_ends_the_job() -> None:
         assert "on purpose" in text, (name, text)
 
 
-_THIRD_PARTY = """
-import mcr_dl, torch
-print(mcr_dl.available_backends()["mine"])
-mcr_dl.init(["mine"])
-x = torch.ones(3)
-mcr_dl.all_reduce("mine", x)
-mcr_dl.all_reduce(x, backend="mine", async_op=True).wait()
-print(mcr_dl.get_backends())
-"""
-
-
-def test_third_party_backend(tmp_path: Path) -> None:
-    """A backend of another package is found by its entry point."""
-    module = Path(mcr_dl._C.__file__).parent / "_backends" / "null.so"
-    (tmp_path / "their_backend.py").write_text(f"def path():\n    return {str(module)!r}\n")
-    info = tmp_path / "their_backend-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-backend\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[mcr_dl.backends]\nmine = their_backend:path\n")
-    path = launchers.environment()["PYTHONPATH"]
-    codes, text = launchers.together([([sys.executable, "-c", _THIRD_PARTY], {"PYTHONPATH": f"{tmp_path}:{path}"})])
-    assert codes == [0], text
-    assert "ok: does nothing" in text
-    assert "['mine']" in text
-
-
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The descriptors of libraries: what Python knows of each backend."""
+"""The descriptors of libraries: what Python knows of each backend, and backends of other packages."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch.distributed as torch_dist
 
+import mcr_dl
+from harness import launchers
 from mcr_dl.base.errors import BackendUnavailableError
 from mcr_dl.libraries import registry
 from mcr_dl.libraries.c10d import TorchLibrary
@@ -96,3 +98,37 @@ def test_a_store_for_a_library(action: Callable[[Any], Any], result: Any) -> Non
     group: Any = SimpleNamespace(_label="a group", size=lambda: 1, timeout=timedelta(seconds=10))
     watched = WatchedStore("library", torch_dist.HashStore(), group)
     assert action(torch_dist.PrefixStore("mine/", watched)) == result
+
+
+_THIRD_PARTY = """
+import mcr_dl, torch
+print(mcr_dl.available_backends()["mine"])
+mcr_dl.init(["mine"])
+x = torch.ones(3)
+mcr_dl.all_reduce("mine", x)
+mcr_dl.all_reduce(x, backend="mine", async_op=True).wait()
+print(mcr_dl.get_backends())
+"""
+
+
+def test_third_party_backend(tmp_path: Path) -> None:
+    """A backend of another package is found by its entry point."""
+    module = Path(mcr_dl._C.__file__).parent / "_backends" / "null.so"
+    (tmp_path / "their_backend.py").write_text(f"def path():\n    return {str(module)!r}\n")
+    info = tmp_path / "their_backend-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-backend\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[mcr_dl.backends]\nmine = their_backend:path\n")
+    path = launchers.environment()["PYTHONPATH"]
+    code, out, err = launchers.python("-c", _THIRD_PARTY, PYTHONPATH=f"{tmp_path}:{path}")
+    assert code == 0, err
+    assert "ok: does nothing" in out
+    assert "['mine']" in out
+
+
+def test_headers() -> None:
+    """All that the interface includes is installed, and no header of a higher layer."""
+    folder = Path(mcr_dl.include_path())
+    assert {path.name for path in folder.iterdir()} == {"base", "device", "plugin"}
+    assert (folder / "plugin" / "backend.h").exists()
+    assert Path(mcr_dl.library_path()).exists()
