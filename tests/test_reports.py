@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -295,42 +293,3 @@ def test_progress_before_a_step_is_measured(capsys: pytest.CaptureFixture[str]) 
             progress.advance(record)
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines == ["gloo 1/10 loss 2.000 - ms/step", "gloo 2/10 loss 2.000 5 ms/step"]
-
-
-MARKUP = [
-    "from rich.console import Console\n",
-    "import rich\nrich.print('x')\n",
-    "from rich import print\n",
-    "from rich.markup import escape\n",
-    "import rich.progress\nrich.progress.Progress()\n",
-    "from rich.progress import TextColumn\n",
-    "from rich.progress import track\n",
-    "from rich.text import Text\nText.from_markup('x')\n",
-]
-
-
-def _refused_lines(file: str, code: str) -> list[int]:
-    """The lines of the file that use what is banned."""
-    command = [sys.executable, "-m", "ruff", "check", "--select", "TID251", "--no-cache", "--output-format", "concise"]
-    done = subprocess.run(
-        [*command, "--stdin-filename", file, "-"],
-        cwd=ROOT, input=code, capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
-    assert done.returncode == 1, done.stdout + done.stderr
-    return [int(line) for line in re.findall(r":(\d+):\d+: TID251", done.stdout)]
-
-
-def test_lint_refuses_consoles_that_read_markup() -> None:
-    """`make lint` finds each of them, and one in every folder."""
-    code = "".join(MARKUP)
-    last = [sum(each.count("\n") for each in MARKUP[: place + 1]) for place in range(len(MARKUP))]
-    assert _refused_lines("mcr/mcr_dl/planted.py", code) == last
-    for folder in ("mcr/mcr_dl_commands", "bench", "tests"):
-        assert _refused_lines(f"{folder}/planted.py", MARKUP[0]) == [1], folder
-
-
-def test_lint_selects_that_rule() -> None:
-    file = ROOT / "mcr" / "mcr_dl" / "info" / "cli.py"
-    command = [sys.executable, "-m", "ruff", "check", "--show-settings", str(file)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
-    assert "banned-api (TID251)" in done.stdout
