@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as torch_dist
+from torch.distributed import distributed_c10d
 
 import generate
 import mcr_dl
@@ -300,3 +301,41 @@ def test_on_open_mpi(pools: Pools, name: str) -> None:
     """The guarantees of works, and mpi4py's communicators, on Open MPI."""
     function, size, per_backend = ON_RANKS[name]
     pools.get("mpiexec-openmpi", size).run(function, *(["mpi"] if per_backend else []), limit=120.0)
+
+
+def _public(module: object) -> set[str]:
+    listed = getattr(module, "__all__", None)
+    names = dir(module) if listed is None else listed
+    return {name for name in [*names, *dir(module)] if not name.startswith("_")}
+
+
+NAMES = sorted(_public(torch_dist) | set(distributed_c10d.__all__))
+
+
+def test_every_name_of_torch() -> None:
+    """The module has every name of torch.distributed; names that mcr_dl does not define are torch's own objects."""
+    assert len(NAMES) > 100
+    missing = [name for name in NAMES if not hasattr(mcr_dl, name)]
+    assert missing == []
+    for name in NAMES:
+        theirs = getattr(torch_dist, name, None) or getattr(distributed_c10d, name)
+        if name not in mcr_dl.__all__ and not inspect.ismodule(theirs):
+            assert getattr(mcr_dl, name) is theirs, name
+    assert set(torch_dist.__all__ if hasattr(torch_dist, "__all__") else []) <= set(dir(mcr_dl))
+
+
+def test_a_name_that_does_not_exist() -> None:
+    """It is an AttributeError that names the module, even with the fallback to torch."""
+    with pytest.raises(AttributeError, match=r"mcr_dl.*no_such_name"):
+        mcr_dl.no_such_name  # noqa: B018
+
+
+def test_dir_is_small() -> None:
+    """``dir(mcr_dl)`` lists the API, and neither private or other names of torch nor modules of the implementation."""
+    listed = {name for name in dir(mcr_dl) if not name.startswith("__")}
+    public = {name for name in mcr_dl.__all__ if not name.startswith("_")}
+    assert listed == {*public, "passes", "schedule", "trace"}
+    assert "__version__" in dir(mcr_dl)
+    assert all(hasattr(mcr_dl, name) for name in listed)
+    for package in (mcr_dl.passes, mcr_dl.schedule, mcr_dl.trace):
+        assert dir(package) == sorted(package.__all__)

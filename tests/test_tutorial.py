@@ -3,14 +3,10 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 
 import pytest
-import torch.distributed as torch_dist
-from torch.distributed import distributed_c10d
 
-import mcr_dl
 from harness import launchers
 
 SCRIPT = launchers.TESTS / "programs" / "tutorial.py"
@@ -51,30 +47,3 @@ def test_prints_the_same(way: str, on_torch: list[str], tmp_path: Path) -> None:
     """Line by line on every rank."""
     for rank, (ours, theirs) in enumerate(zip(output(tmp_path, *WAYS[way]), on_torch, strict=True)):
         assert ours.splitlines() == theirs.splitlines(), f"rank {rank}"
-
-
-def _public(module: object) -> set[str]:
-    listed = getattr(module, "__all__", None)
-    names = dir(module) if listed is None else listed
-    return {name for name in [*names, *dir(module)] if not name.startswith("_")}
-
-
-NAMES = sorted(_public(torch_dist) | set(distributed_c10d.__all__))
-
-
-def test_every_name_of_torch() -> None:
-    """The module has every name of torch.distributed; names that mcr_dl does not define are torch's own objects."""
-    assert len(NAMES) > 100
-    missing = [name for name in NAMES if not hasattr(mcr_dl, name)]
-    assert missing == []
-    for name in NAMES:
-        theirs = getattr(torch_dist, name, None) or getattr(distributed_c10d, name)
-        if name not in mcr_dl.__all__ and not inspect.ismodule(theirs):
-            assert getattr(mcr_dl, name) is theirs, name
-    assert set(torch_dist.__all__ if hasattr(torch_dist, "__all__") else []) <= set(dir(mcr_dl))
-
-
-def test_a_name_that_does_not_exist() -> None:
-    """It is an AttributeError that names the module, even with the fallback to torch."""
-    with pytest.raises(AttributeError, match=r"mcr_dl.*no_such_name"):
-        mcr_dl.no_such_name  # noqa: B018

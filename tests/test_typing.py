@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import mcr_dl
-
 ROOT = Path(__file__).resolve().parents[1]
 
 PROGRAM = """\
@@ -97,14 +95,3 @@ def test_the_types_of_examples(tmp_path: Path, page: str) -> None:
     (example,) = [block for block in blocks if "class " in block]
     said = _checked(tmp_path, f"import torch\nimport mcr_dl\n\ngrad = torch.ones(8)\n{example}")
     assert said.startswith("Success"), said
-
-
-def test_dir_is_small() -> None:
-    """``dir(mcr_dl)`` lists the API, and neither private or other names of torch nor modules of the implementation."""
-    listed = {name for name in dir(mcr_dl) if not name.startswith("__")}
-    public = {name for name in mcr_dl.__all__ if not name.startswith("_")}
-    assert listed == {*public, "passes", "schedule", "trace"}
-    assert "__version__" in dir(mcr_dl)
-    assert all(hasattr(mcr_dl, name) for name in listed)
-    for package in (mcr_dl.passes, mcr_dl.schedule, mcr_dl.trace):
-        assert dir(package) == sorted(package.__all__)
