@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of the layers of ``src`` and of the Python package (tests/lint) find wrong includes and imports."""
+"""The checks of the layers of ``src`` and of the Python package (tests/lint) find wrong includes and imports, and the
+linter finds consoles that read markup."""
 
 from __future__ import annotations
 
