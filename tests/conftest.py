@@ -31,7 +31,6 @@ TIMED = {
     "test_connections",
     "test_detail_messages",
     "test_exit",
-    "test_exits",
     "test_faults",
     "test_growing",
     "test_hosts",
