@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-import signal
 from pathlib import Path
-from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,11 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mcr_dl
+from codings import around, assert_equal
 from harness import Pools, launchers
 from mcr_dl import passes
-from mcr_dl.codecs import codecs
 from mcr_dl.examples import moe
-from mcr_dl.testing import reference
 from ranks import codec_faults, compress, session
 
 FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True)
@@ -29,31 +26,21 @@ COUNTS = [0, 1, 17, 1001]
 backends = pytest.mark.parametrize("backend", session.BACKENDS)
 
 
-def _around(tensor: torch.Tensor, codec: str) -> torch.Tensor:
-    return passes.decode(passes.encode(tensor, codec), tensor, codec)
-
-
-def _equal(got: torch.Tensor, want: torch.Tensor) -> None:
-    assert torch.equal(got.isnan(), want.isnan())
-    assert torch.equal(got.nan_to_num(0.5), want.nan_to_num(0.5))
-    assert torch.equal(torch.signbit(got)[~got.isnan()], torch.signbit(want)[~want.isnan()])
-
-
 @pytest.mark.parametrize(("codec", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
 def test_16_bit_codecs_are_torchs_casts(codec: str, dtype: torch.dtype) -> None:
     """All values of the type survive; all halfway points and their neighbors round as torch's casts do."""
     exact = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype).float()
-    _equal(_around(exact, codec), exact)
+    assert_equal(around(exact, codec), exact)
     bits = exact.view(torch.int32)
     for step in (1, 2**11, 2**12, 2**12 + 1, 2**14, 2**15 - 1, 2**15, 2**15 + 1):
         near = (bits + step).view(torch.float32)
-        _equal(_around(near, codec), near.to(dtype).float())
-        _equal(_around(near.double(), codec), near.to(dtype).double())
+        assert_equal(around(near, codec), near.to(dtype).float())
+        assert_equal(around(near.double(), codec), near.to(dtype).double())
     assert passes.encode(exact, codec).numel() == 2 * exact.numel()
 
 
 def _int8_bound(values: torch.Tensor, block: int) -> None:
-    got = _around(values, f"int8:block={block}")
+    got = around(values, f"int8:block={block}")
     for part, result in zip(values.split(block), got.split(block), strict=True):
         if not bool(part.isfinite().all()):
             assert bool(result.isnan().all())
@@ -79,8 +66,8 @@ def test_int8_bound(values: list[float], block: int) -> None:
 def test_zfp_bound(values: list[float], dtype: str) -> None:
     """The tolerance is kept; a part with a non-finite value is NaN; a part of zeros stays zero."""
     tensor = torch.tensor(values, dtype=getattr(torch, dtype))
-    got = _around(tensor, "zfp:tolerance=1e-3")
-    rated = _around(tensor, "zfp:rate=16")
+    got = around(tensor, "zfp:tolerance=1e-3")
+    rated = around(tensor, "zfp:rate=16")
     if not bool(tensor.isfinite().all()):
         assert bool(got.isnan().all())
         assert bool(rated.isnan().all())
@@ -105,9 +92,9 @@ def test_zfp_rate(rate: float, dtype: torch.dtype) -> None:
         sizes = {passes.encode(values, f"zfp:rate={rate}").numel() for values in (smooth, torch.zeros_like(smooth))}
         assert len(sizes) == 1
         assert sizes.pop() <= 8 + max(64, max(rate, 3) * (count + 4) / 8 + 8)
-        _around(smooth, f"zfp:rate={rate}")
+        around(smooth, f"zfp:rate={rate}")
         if rate >= 16:
-            assert float((_around(smooth, f"zfp:rate={rate}") - smooth).abs().max()) < 2.0 ** (4 - rate + 6)
+            assert float((around(smooth, f"zfp:rate={rate}") - smooth).abs().max()) < 2.0 ** (4 - rate + 6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -117,7 +104,7 @@ def test_zfp_tolerance_of_large_values(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(3)
     for share in (1e-6, 1e-3, 0.1):
         values = (torch.rand(400, generator=generator, dtype=dtype) * 2 - 1).sign() * largest
-        got = _around(values, f"zfp:tolerance={min(largest * share, 1e300)}")
+        got = around(values, f"zfp:tolerance={min(largest * share, 1e300)}")
         assert bool(got.isfinite().all())
 
 
@@ -146,7 +133,7 @@ def test_data_that_is_cut_short() -> None:
     codec = "zfp:tolerance=1e-6"
     short = passes.encode(like, codec)[:64]
     zeros = torch.zeros(4096, dtype=torch.uint8)
-    _equal(passes.decode(short.clone(), like, codec), passes.decode(torch.cat([short, zeros]), like, codec))
+    assert_equal(passes.decode(short.clone(), like, codec), passes.decode(torch.cat([short, zeros]), like, codec))
 
 
 @pytest.mark.parametrize("codec", ["bf16", "fp16", "int8", "int8:block=1000", "zfp:rate=8", "zfp:tolerance=1e-3"])
@@ -154,23 +141,23 @@ def test_adversarial_values(codec: str) -> None:
     """The decoded value is near the original or as specified: zeros, subnormals, the largest, NaN, infinity."""
     largest, tiny = torch.finfo(torch.float32).max, torch.finfo(torch.float32).smallest_normal / 4
     zeros = torch.zeros(100)
-    assert not bool(_around(zeros, codec).any())
+    assert not bool(around(zeros, codec).any())
     small = torch.full((100,), tiny)
-    assert float(_around(small, codec).abs().max()) <= tiny * 1.01
+    assert float(around(small, codec).abs().max()) <= tiny * 1.01
     big = torch.tensor([largest, -largest] * 10)
-    result = _around(big, codec)
+    result = around(big, codec)
     assert not bool(result.isnan().any())
     if codec == "fp16":
         assert bool(result.isinf().all())
     elif not codec.startswith("zfp"):
         # bf16 rounds values above its own largest number to infinity, as torch's cast does.
-        _equal(result, big.bfloat16().float()) if codec == "bf16" else torch.testing.assert_close(result, big)
+        assert_equal(result, big.bfloat16().float()) if codec == "bf16" else torch.testing.assert_close(result, big)
     for special in (math.nan, math.inf, -math.inf):
         mixed = torch.ones(100)
         mixed[50] = special
-        result = _around(mixed, codec)
+        result = around(mixed, codec)
         if codec in ("bf16", "fp16"):
-            _equal(result, mixed)
+            assert_equal(result, mixed)
         else:
             assert bool(result[50].isnan())
             assert bool((result.isnan() | (result == 1)).all())
@@ -190,170 +177,7 @@ def test_what_codecs_take() -> None:
     with pytest.raises(mcr_dl.InvalidArgumentError, match=r"expected one of bf16, fp16, int8.*zfp.*got 'gzip'"):
         passes.encode(torch.ones(3), "gzip")
     half = torch.randn(100).half()
-    _equal(_around(half, "int8"), _around(half.float(), "int8").half())
-
-
-class _Given:
-    """A codec that decodes to given values, whatever it has encoded."""
-
-    fixed = True
-    dtypes = ("float8_e4m3fn", "float8_e5m2")
-    seen: ClassVar[torch.Tensor]
-    given: ClassVar[torch.Tensor]
-
-    def capacity(self, count: int, dtype: str) -> int:
-        assert dtype == "float32"
-        return count
-
-    def encode(self, values: codecs.Values, out: codecs.Bytes) -> int:
-        _Given.seen = torch.from_numpy(values.copy())
-        out[: len(values)] = 0
-        return len(values)
-
-    def decode(self, data: codecs.Bytes, out: codecs.Values) -> None:
-        assert not data.any()
-        out[:] = self.given.numpy()
-
-
-def test_float8_tensors_reach_own_codecs_as_float32() -> None:
-    """Exactly; decoded values are rounded as torch's casts do it, with ties, subnormals, overflow and NaN."""
-    passes.register_codec(_Given(), "given")
-    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
-        every = torch.arange(256).to(torch.uint8).view(dtype)
-        every = every[every.float().isfinite()]
-        bits = every.float().view(torch.int32)
-        # Around all values, and around halfway points between two values: floats have 20 or 21 bits more.
-        near = [bits + offset + step for offset in (0, 2**19, 2**20) for step in (-1, 0, 1)]
-        sweep = torch.arange(-(2**31), 2**31, 9973).to(torch.int32)
-        _Given.given = torch.cat([*near, sweep]).view(torch.float32)
-        like = every.repeat(1 + _Given.given.numel() // every.numel())[: _Given.given.numel()]
-        got = _around(like, "given")
-        _equal(_Given.seen, like.float())
-        assert got.dtype == dtype
-        _equal(got.float(), reference.rounded(_Given.given, dtype).float())
-
-
-@pytest.mark.parametrize("method", ["encode", "decode"])
-def test_kept_arrays(method: str) -> None:
-    """A codec that keeps an array beyond the call would read memory that is freed: an error."""
-    kept: list[object] = []
-
-    class Keeping(codec_faults.Broken):
-        def encode(self, values: Any, out: Any) -> int:
-            if method == "encode":
-                kept.append(values[1:])
-            return super().encode(values, out)
-
-        def decode(self, data: Any, out: Any) -> None:
-            if method == "decode":
-                kept.append(out)
-            super().decode(data, out)
-
-    passes.register_codec(Keeping("nowhere"), f"keeping-{method}")
-    with pytest.raises(mcr_dl.BackendError, match=rf"{method}.*it kept an array: expected a copy"):
-        _around(torch.ones(5), f"keeping-{method}")
-    assert kept
-
-
-@pytest.mark.parametrize("answer", [10.0, None, -1, 1 << 63])
-def test_capacities_that_are_no_sizes(answer: Any) -> None:
-    """The error names the codec and its method."""
-
-    class Wrong(codec_faults.Broken):
-        def capacity(self, *_: Any) -> int:
-            return answer
-
-    passes.register_codec(Wrong("nowhere"), f"capacity-{answer}")
-    with pytest.raises(mcr_dl.InvalidArgumentError, match=rf"codec capacity-{answer}: capacity\(\).*got {answer}"):
-        passes.encode(torch.ones(5), f"capacity-{answer}")
-
-
-def test_capacities_that_change() -> None:
-    """The first answer stands: memory is made by one, and filled by a later one."""
-
-    class Growing(codec_faults.Broken):
-        room = 100
-
-        def capacity(self, *_: Any) -> int:
-            self.room *= 1000
-            return self.room
-
-        def encode(self, values: Any, out: Any) -> int:
-            out[:] = 1
-            return super().encode(values, out)
-
-        def decode(self, data: Any, out: Any) -> None:
-            assert len(data) == 100_000
-            super().decode(data[: 4 * len(out)], out)
-
-    passes.register_codec(Growing("nowhere"), "growing")
-    for _ in range(3):
-        _equal(_around(torch.ones(5), "growing"), torch.ones(5))
-
-
-@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 100])
-def test_the_memory_of_a_fixed_codec(count: int) -> None:
-    """``encode`` and ``decode`` get as many bytes as ``capacity`` says."""
-
-    class Exact(codec_faults.Broken):
-        def encode(self, values: Any, out: Any) -> int:
-            assert len(out) == 4 * len(values)
-            return super().encode(values, out)
-
-        def decode(self, data: Any, out: Any) -> None:
-            assert len(data) == 4 * len(out)
-            super().decode(data, out)
-
-    passes.register_codec(Exact("nowhere"), f"exact-{count}")
-    _equal(_around(torch.arange(float(count)), f"exact-{count}"), torch.arange(float(count)))
-
-
-@pytest.mark.parametrize("answer", [-1, 21, 1 << 63, 1 << 70, 2.0, None])
-def test_encoded_sizes_that_are_none(answer: Any) -> None:
-    """Any answer but a number of bytes that fit is the codec's failure, of which all ranks learn."""
-
-    class Wrong(codec_faults.Broken):
-        def encode(self, *_: Any) -> int:
-            return answer
-
-    passes.register_codec(Wrong("nowhere"), f"encoded-{answer}")
-    with pytest.raises(mcr_dl.BackendError, match=f"codec encoded-{answer}: the sender could not encode: "):
-        passes.encode(torch.ones(5), f"encoded-{answer}")
-
-
-def test_encode_raises() -> None:
-    """``encode`` itself raises the codec's error, not a later ``decode``."""
-
-    class Failing(codec_faults.Broken):
-        def encode(self, *_: Any) -> int:
-            raise ArithmeticError("no such value")
-
-    passes.register_codec(Failing("nowhere"), "failing")
-    with pytest.raises(mcr_dl.BackendError, match=r"codec failing: the sender could not encode: .*no such value"):
-        passes.encode(torch.ones(5), "failing")
-
-
-def test_an_interrupt_while_a_codec_is_made() -> None:
-    """Ctrl-C is not lost in the error of the codec's name."""
-
-    def make(where: str) -> codec_faults.Broken:
-        signal.raise_signal(signal.SIGINT)
-        return codec_faults.Broken(where)
-
-    def interrupted() -> None:
-        try:
-            passes.encode(torch.ones(5), "made-late:where=nowhere")
-        finally:
-            for _ in range(1000):  # Python looks for signals
-                pass
-
-    passes.register_codec(make, "made-late", ("where",))
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            interrupted()
-    finally:
-        signal.signal(signal.SIGINT, before)
+    assert_equal(around(half, "int8"), around(half.float(), "int8").half())
 
 
 @pytest.mark.parametrize("options", ["tolerance=1e-3", "feedback=a,tolerance=1e-3", "tolerance=1e-3,feedback=a"])
@@ -369,21 +193,6 @@ def test_bounds() -> None:
     assert all(passes.error_bound(codec) for codec in passes.known_codecs())
     with pytest.raises(mcr_dl.InvalidArgumentError, match=r"'bf61': expected one of .*bf16.*, got 'bf61'"):
         passes.error_bound("bf61")
-
-
-def test_registering() -> None:
-    """A taken name and an object that is not a codec are errors."""
-    with pytest.raises(mcr_dl.InvalidArgumentError, match="bf16"):
-        passes.register_codec(codec_faults.Broken("nowhere"), "bf16")
-    with pytest.raises(mcr_dl.InvalidTypeError, match="capacity"):
-        passes.register_codec(object(), "nothing")  # type: ignore[arg-type]
-    with pytest.raises(mcr_dl.InvalidTypeError, match="options: expected a list of names, got 'level'"):
-        passes.register_codec(codec_faults.Broken, "levels", options="level")  # type: ignore[arg-type]
-    passes.register_codec(codec_faults.Broken, "own-options", ("where",))  # type: ignore[arg-type]
-    values = torch.randn(10)
-    _equal(_around(values, "own-options:where=nowhere"), values)
-    with pytest.raises(mcr_dl.InvalidArgumentError, match="where, feedback"):
-        passes.encode(values, "own-options:what=1")
 
 
 @pytest.mark.parametrize("world", [2, 3])
