@@ -25,7 +25,7 @@ VOCABULARIES = {"trace/_param.py"}
 
 def _literals(tree: ast.AST) -> list[list[object]]:
     """The constants in each tuple, list, set and dict."""
-    found = []
+    found: list[list[object]] = []
     for node in ast.walk(tree):
         parts: list[ast.expr | None] = []
         if isinstance(node, ast.Tuple | ast.List | ast.Set):

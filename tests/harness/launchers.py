@@ -154,7 +154,7 @@ class Ended(NamedTuple):
     err: str
 
 
-def python(*arguments: str, limit: float = 60.0, folder: Path | None = None, **variables: str) -> Ended:
+def python(*arguments: str, limit: float = 60.0, folder: str | Path | None = None, **variables: str) -> Ended:
     """Run ``python arguments...`` with these variables to its end, in the folder.
 
     AssertionError with the output, and the end of all processes, if it does not end in time.
@@ -188,5 +188,5 @@ def _outputs(running: Sequence[subprocess.Popen[str]], job: dict[str, str], limi
     except subprocess.TimeoutExpired:
         kill(job)
         said = "\n".join(text for process in running for text in process.communicate() if text)
-        commands = "; ".join(" ".join(map(str, process.args)) for process in running)
+        commands = "; ".join(str(process.args) for process in running)
         raise AssertionError(f"{commands}: still running after {limit:.0f} s\n{said}") from None
