@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import jobs
 import mcr_dl
 from mcr_dl.examples import survive
 
@@ -72,12 +73,22 @@ def test_a_shard_and_its_copy_are_lost() -> None:
     assert "ranks 3 and 0 are lost, and with them a shard and its copy; choose others with --lose" in text
 
 
-def test_mpi_alone_cannot_go_on() -> None:
-    """One line says why."""
+def test_a_blocking_collective_of_mpi_ends_its_rank() -> None:
+    """One line says why; the ranks that were not inside one go on without it."""
     code, text = _run("--backend", "mpi", "--steps", "10")
-    assert code != 0
-    assert "none of its backends (mpi) can go on after a loss" in text or "lost rank 1" in text, text
+    assert code == jobs.ENDED, text
+    ends = [line for line in text.splitlines() if line.startswith("mcr_dl: ")]
+    assert ends, text
+    assert all("lost rank 1" in line for line in ends), text
     assert "Traceback" not in text, text
+
+
+def test_interruptible_mpi_goes_on() -> None:
+    """No rank ends but the lost one."""
+    code, text = _run("--backend", "mpi", "--steps", "10", MCR_DL_MPI_INTERRUPTIBLE="1")
+    assert code == 0, text
+    assert "4, then 3" in text, text
+    assert "The losses agree" in text
 
 
 @pytest.mark.parametrize(
