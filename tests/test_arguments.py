@@ -229,6 +229,7 @@ def test_the_local_rank_of_a_url() -> None:
     finally:
         for process in ranks:
             process.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], texts
     for rank, text in enumerate(texts):
         assert f"LOCAL_RANK {rank} {rank}" in text, text
 
@@ -242,6 +243,7 @@ def test_the_local_rank_of_a_url() -> None:
         (arguments.local_groups, 2),
         (arguments.subgroups, 3),
         (arguments.monitored_barrier, 2),
+        (arguments.missing_ranks, 3),
         (arguments.options, 2),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),

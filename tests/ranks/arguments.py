@@ -14,7 +14,7 @@ import torch
 import torch.distributed as torch_dist
 
 import mcr_dl
-from mcr_dl import _C, CollectiveTimeoutError, InvalidArgumentError, InvalidTypeError
+from mcr_dl import _C, CollectiveTimeoutError, InvalidArgumentError, InvalidTypeError, watch
 from mcr_dl.runtime import rounds, state
 from mcr_dl.testing.expect import expect
 from ranks import errors, session
@@ -106,6 +106,26 @@ def monitored_barrier() -> None:
     poll, waits = rounds.poll, iter([False])
     with mock.patch.object(rounds, "poll", lambda *given, **named: poll(*given, **named) and next(waits, True)):
         mcr_dl.monitored_barrier()
+
+
+def missing_ranks() -> None:
+    """The barrier names the first rank that does not come, or all of them; these take part in the next one again."""
+    session.start()
+    current, me, size = state.current(), mcr_dl.get_rank(), mcr_dl.get_world_size()
+    mcr_dl.monitored_barrier()
+    for missing, wait_all in (([1], False), ([0], False), ([1, 2], False), ([1, 2], True)):
+        store = mcr_dl.PrefixStore(f"missing/{current.count('missing')}", current.store)
+        if me in missing:
+            store.wait([str(rank) for rank in range(size) if rank not in missing])
+        else:
+            named = missing if wait_all else missing[:1]
+            text = f"{watch.ranks_text(named)} did not come within 0.3 s. Not arrived: rank {named[0]}: it is"
+            call = partial(mcr_dl.monitored_barrier, timeout=0.3, wait_all_ranks=wait_all)
+            error = expect(CollectiveTimeoutError, call, f", rank {me} of", text)
+            assert all((f"rank {rank}: it is" in str(error)) == (rank in named) for rank in range(size)), error
+            store.set(str(me), "")
+        mcr_dl.barrier()
+        mcr_dl.monitored_barrier(wait_all_ranks=wait_all)
 
 
 def options() -> None:
