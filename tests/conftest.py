@@ -25,10 +25,10 @@ TESTS = Path(__file__).resolve().parent
 # Programs do not measure when they start, unless a test sets the variable.
 os.environ["MCR_DL_TUNING_TABLE"] = "none"
 
-# In these tests ranks must notice a fault within seconds, which a busy machine may not allow. A failed one runs once
-# more; pytest's summary counts and names it as a rerun.
+# In these files ranks must notice a fault within seconds, which a busy machine may not allow. A failed test that has
+# ranks runs once more; pytest's summary counts and names it as a rerun. Tests that start ranks without the fixtures in
+# RANKS have the mark `timed`.
 TIMED = {
-    "test_connections",
     "test_detail_messages",
     "test_exit",
     "test_faults",
@@ -38,20 +38,15 @@ TIMED = {
     "test_limits",
     "test_openmpi_start",
     "test_refine",
-    "test_reports",
     "test_restarts",
     "test_shrinking",
     "test_start",
-    "test_survive",
     "test_syndicate",
     "test_syndicate_faults",
-    "test_torch_debug",
-    "test_trials",
-    "test_tune",
     "test_two_mpi",
     "test_user_code",
-    "test_watch",
 }
+RANKS = {"nursery", "own_pools", "pools"}
 
 # All tests take two hours on two slow cores. Of these files, which take the most of it, a run of the whole suite has a
 # quarter of the tests; four seeds in a row (by default the days) have all. --everything runs all. If a test has a share
@@ -110,13 +105,19 @@ def has_its_turn(test: str, seed: int = SEED) -> bool:
     return Path(test.partition("::")[0]).stem not in IN_TURNS or zlib.crc32(test.encode()) % TURNS == seed % TURNS
 
 
+def _is_timed(item: pytest.Item) -> bool:
+    """Whether a failed test runs once more."""
+    fixtures = set(getattr(item, "fixturenames", ()))
+    return item.get_closest_marker("timed") is not None or (item.path.stem in TIMED and bool(RANKS & fixtures))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests whose turn it is not. Mark the timed tests, and those that Open MPI's launcher may fail."""
     if _takes_turns(config):
         config.hook.pytest_deselected(items=[item for item in items if not has_its_turn(item.nodeid)])
         items[:] = [item for item in items if has_its_turn(item.nodeid)]
     for item in items:
-        once_more = {} if item.path.stem in TIMED else {"only_rerun": [NOT_LAUNCHED]}
+        once_more = {} if _is_timed(item) else {"only_rerun": [NOT_LAUNCHED]}
         item.add_marker(pytest.mark.flaky(reruns=1, **once_more))
 
 

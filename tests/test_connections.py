@@ -19,6 +19,8 @@ from mcr_dl.watch._connections import Connections
 from mcr_dl.watch._losses import Losses
 from waiting import PATIENCE, await_true
 
+pytestmark = pytest.mark.timed
+
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close() resets the connection
 
 

@@ -20,8 +20,9 @@ from waiting import await_true, running
 
 _LIMIT = 100.0  # seconds; each of these takes a few
 
-# A file of this name runs a failed test once more.
-_TIMED = "test_tune.py"
+_HANGING = "test_hanging.py"
+# A failed test of such a file runs once more.
+_TIMED = "import pytest\npytestmark = pytest.mark.timed\n"
 _HANGS = {
     "second attempt": """
         import threading
@@ -32,7 +33,7 @@ _HANGS = {
             threading.Event().wait()
     """,
     "end": """
-        import threading, pytest
+        import threading
         @pytest.fixture
         def hangs():
             yield
@@ -48,9 +49,9 @@ _HANGS = {
 def test_what_follows_a_failure_has_a_time_limit(tmp_path: Path, place: str, method: str) -> None:
     """The second attempt of a test, and the end of its fixtures."""
     lines = _HANGS[place].splitlines()
-    (tmp_path / _TIMED).write_text("\n".join(line[8:] for line in lines))
+    (tmp_path / _HANGING).write_text(_TIMED + "\n".join(line[8:] for line in lines))
     command = [sys.executable, "-m", "pytest", "-p", "conftest", "--timeout=2", f"--timeout-method={method}"]
-    code, text = launchers.finish([*command, _TIMED], tmp_path, launchers.environment(), _LIMIT)
+    code, text = launchers.finish([*command, _HANGING], tmp_path, launchers.environment(), _LIMIT)
     assert code == 1, text
     assert "Timeout" in text, text
     assert "threading.Event().wait()" in text, text

@@ -28,6 +28,7 @@ _LIMIT = 150.0  # seconds; a job takes a tenth of it on a quiet machine
 _WAIT = timedelta(seconds=20)
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize(
     ("backends", "losses", "rendezvous"),
     [
@@ -52,6 +53,7 @@ def test_a_job_goes_on_after_restarts(tmp_path: Path, backends: str, losses: str
     assert {name for name in set(os.listdir("/dev/shm")) - before if "mcr" in name or "mpich" in name} == set()
 
 
+@pytest.mark.timed
 def test_a_job_on_several_hosts(tmp_path: Path) -> None:
     """Two agents, each with the ranks of an emulated host: a rank is killed, and all four start again.
 

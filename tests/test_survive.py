@@ -16,6 +16,8 @@ import jobs
 import mcr_dl
 from mcr_dl.examples import survive
 
+pytestmark = pytest.mark.timed
+
 _LIMIT = 100.0  # seconds; a run takes a tenth of it on a quiet machine
 
 

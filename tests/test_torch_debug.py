@@ -7,6 +7,8 @@ import pytest
 
 from harness import launchers
 
+pytestmark = pytest.mark.timed
+
 PROGRAM = str(launchers.TESTS / "programs" / "debug_detail.py")
 
 

@@ -20,6 +20,8 @@ from mcr_dl.tables import table as files
 from mcr_dl.tables.host import host, software
 from mcr_dl.tables.model import Curve, Exclusion, Sample, Scale, Table
 
+pytestmark = pytest.mark.timed
+
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = str(ROOT / "tests" / "programs" / "trials.py")
 LIMIT = 60.0

@@ -31,6 +31,8 @@ from mcr_dl.tuning import launched, tuner, worker
 from mcr_dl.tuning._journal import Journal, Plan, Progress, Unit
 from ranks import faults
 
+pytestmark = pytest.mark.timed
+
 SIZES = (4, 4096)
 PLAN = Plan(
     2,

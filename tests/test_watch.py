@@ -305,9 +305,11 @@ def test_a_long_time_without_alarms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_alarm, "_LONG", timedelta(seconds=0.2))
     store, heard = torch_dist.TCPStore("127.0.0.1", 0, 1, True), threading.Event()
     exchange = _exchange(store, heard=lambda *_: heard.set())
+    next_alarm, ended = exchange._next, threading.Semaphore(0)
+    monkeypatch.setattr(exchange, "_next", lambda: next_alarm() or ended.release())
     exchange.start()
     try:
-        time.sleep(1)
+        assert ended.acquire(timeout=10)
         assert exchange.lost is None
         exchange.raise_alarm(Alarm(0, "timeout", "g", "text"))
         assert heard.wait(10)
@@ -342,6 +344,7 @@ def _busy(exchange: Exchange, seconds: float) -> None:
         exchange.ask(lambda: time.sleep(seconds), limit=0.05)
 
 
+@pytest.mark.timed
 def test_an_alarm_that_was_not_rung() -> None:
     """Its first rank has ended since; and the time of the inquiry is limited as a whole."""
     exchange = Exchange(torch_dist.HashStore(), 0, 2, lambda _: report([]), lambda *_: None)
@@ -403,6 +406,7 @@ def test_other_requests_during_an_inquiry(monkeypatch: pytest.MonkeyPatch) -> No
         exchange.stop()
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("well", [True, False, None])  # None: the note is that of an earlier process of the rank
 def test_the_end_of_a_process_while_the_store_is_slow(well: bool | None) -> None:
     """A rank that has ended communication is not lost; the loss of another one is told once the store answers."""
