@@ -154,7 +154,7 @@ def test_candidates_that_were_left_out(tmp_path: Path, case: str) -> None:
     assert facts[0] == facts[1]
     assert facts[0]["candidate"] == "gloo"
     assert "the only candidate that has it natively (left out by measurement: shm)" in facts[0]["text"]
-    assert REFINED not in facts[0].get("later", "")
+    assert REFINED not in facts[0]["later"]
 
 
 def test_a_rank_that_is_far_ahead(tmp_path: Path) -> None:

@@ -83,7 +83,11 @@ def through_torch() -> dict[str, Any]:
 def subgroup() -> dict[str, Any]:
     """A group whose shape the table does not have."""
     group = mcr_dl.new_group([0, 1])
-    found = _all_reduce(SMALL, 5000, async_op=False, group=group) if RANK < 2 else {}
+    found = {}
+    if RANK < 2:
+        found = _all_reduce(SMALL, 5000, async_op=False, group=group)
+        mcr_dl.refine(0.1, group)
+        found["later"] = _all_reduce(SMALL, 100, async_op=False, group=group)["text"]
     mcr_dl.barrier()
     return found
 
