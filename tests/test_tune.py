@@ -30,6 +30,7 @@ from mcr_dl.tuning import cli as tune_cli
 from mcr_dl.tuning import launched, tuner, worker
 from mcr_dl.tuning._journal import Journal, Plan, Progress, Unit
 from ranks import faults
+from waiting import await_true
 
 pytestmark = pytest.mark.timed
 
@@ -414,11 +415,11 @@ def test_an_interrupted_command_goes_on(tmp_path: Path) -> None:
     arguments = [*QUICK, "--output", str(tmp_path / "t.json"), "--budget", "0.5", "--confidence", "0.0001"]
     command = [sys.executable, "-m", "mcr_dl.tuning", *arguments]
     journal = tmp_path / "t.json.2-ranks.journal"
-    running = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
-    deadline = time.monotonic() + 60
-    while '"event": "done"' not in (journal.read_text() if journal.exists() else "") and time.monotonic() < deadline:
-        time.sleep(0.05)
-    running.send_signal(signal.SIGKILL)
+    environment = {**os.environ, **launchers.mark()}
+    running = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    await_true(lambda: running.poll() is not None or (journal.exists() and '"event": "done"' in journal.read_text()))
+    assert running.poll() is None, running.communicate()
+    running.kill()
     running.communicate(timeout=60)
     events = [json.loads(line) for line in journal.read_text().splitlines()[1:] if line.endswith("}")]
     kept = next(event for event in events if event["event"] == "sample")
