@@ -68,8 +68,11 @@ def test_path_of_the_current_directory(here: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PATH", path)
     monkeypatch.setenv("LD_LIBRARY_PATH", path)
     monkeypatch.syspath_prepend("site-packages")
-    assert all(place.is_absolute() and here not in place.parents for place, _ in mpi._places())
-    assert all(str(here) not in library.path and os.path.isabs(library.path) for library in mpi._candidates())
+    places, libraries = list(mpi._places()), list(mpi._candidates())
+    assert places
+    assert libraries
+    assert all(place.is_absolute() and here not in place.parents for place, _ in places)
+    assert all(str(here) not in library.path and os.path.isabs(library.path) for library in libraries)
     assert not (here / "was-run").exists()
 
 

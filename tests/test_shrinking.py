@@ -21,7 +21,8 @@ def run(nursery: Nursery, backends: str, losses: str, size: int = 4, **variables
     lost = [each.rstrip("!*?-+b") for each in stages]
     survivors = [child for rank, child in enumerate(ranks) if str(rank) not in lost]
     jobs.end(nursery, survivors)
-    jobs.killed(nursery, [ranks[int(each.rstrip("!*-+b"))] for each in stages if not each.endswith(("?", "~", "^"))])
+    if killed := [ranks[int(each.rstrip("!*-+b"))] for each in stages if not each.endswith(("?", "~", "^"))]:
+        jobs.killed(nursery, killed)
     return survivors
 
 

@@ -46,8 +46,14 @@ def start(nursery: Nursery, program: Path, arguments: list[str], size: int, **va
     return [nursery.start(program, arguments, {**each, **variables}) for each in ranks]
 
 
+def _require(children: list[Child]) -> None:
+    """A check of no children would always pass."""
+    assert children, "expected one or more children, got none"
+
+
 def await_text(children: list[Child], text: str, limit: float = LIMIT) -> None:
     """Wait until all children have printed the text; AssertionError after ``limit`` seconds."""
+    _require(children)
     deadline = time.monotonic() + limit
     while not all(text in child.text for child in children):
         assert time.monotonic() < deadline, f"no {text!r} from {[child.text for child in children]}"
@@ -56,6 +62,7 @@ def await_text(children: list[Child], text: str, limit: float = LIMIT) -> None:
 
 def expect(children: list[Child], code: int, *texts: str) -> None:
     """Check that all children have ended with this code, and have printed all of these texts."""
+    _require(children)
     for child in children:
         assert child.code == code, f"code {child.code}\n{child.text}"
         for text in texts:
@@ -64,6 +71,7 @@ def expect(children: list[Child], code: int, *texts: str) -> None:
 
 def end(nursery: Nursery, children: list[Child], limit: float = LIMIT) -> None:
     """Wait until the children have ended by themselves; AssertionError after ``limit`` seconds."""
+    _require(children)
     ended = nursery.wait(children, limit)
     told = "\n".join(f"--- {child.pid}: code {child.code}\n{child.text}" for child in children)
     assert ended, f"some have not ended within {limit:.0f} s:\n{told}"
