@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ from mcr_dl import _C
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.tables import rules, table
 from mcr_dl.tables.host import host
-from mcr_dl.tables.model import Exclusion, content
+from mcr_dl.tables.model import Exclusion
 from mcr_dl.tuning import explain
 from ranks import choice
 
@@ -285,9 +284,3 @@ def test_the_rule_that_decides(monkeypatch: pytest.MonkeyPatch) -> None:
         (None, ["gloo", "mpi"], "all_reduce:*:gloo"),
     ):
         assert explain._rule("all_reduce", nbytes, candidates).text == expected
-
-
-def test_schema_and_json_agree() -> None:
-    """The written file is JSON that other programs can read."""
-    document = json.loads(json.dumps(content(tables.flat("gloo"))))
-    assert document["scales"][0]["curves"][0]["samples"][0]["bytes"] == tables.SIZES[0]

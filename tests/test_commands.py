@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -125,10 +125,8 @@ def test_the_in_degree_in_a_large_group() -> None:
     }
 
 
-def test_windows_that_do_not_rotate_make_incast() -> None:
-    """8 ranks that each send to ranks 0 and 1: 7 send to one rank; in rotated windows of two, 2 at most."""
-    fixed = Counter(receiver for sender in range(8) for receiver in (0, 1) if sender != receiver)
-    assert max(fixed.values()) == 7
+def test_rotated_windows_make_no_incast() -> None:
+    """8 ranks in windows of two: 2 at most send to one rank."""
     rotated = motifs.steps(motifs.rewrite(motifs.call("all_to_all", 3, 8), motifs.spline(2)))
     assert [motifs.in_degree(motif) for motif, _ in rotated] == [1, 2, 2, 2]  # shift 0 is the rank itself
 
