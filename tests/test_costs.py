@@ -23,13 +23,13 @@ def _curve(candidate: str, us_per_kib: float, operation: str = "all_reduce", dty
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_a_model_of_the_table(pools: Pools, tmp_path: Path, world: int) -> None:
-    """All ranks get one model. A striped call takes as long as its slower half, a compressed one longer than both of
-    its exchanges of a quarter of the bytes."""
+    """All ranks get one model. A striped call takes as long as its slower half, a compressed one a little longer than
+    its exchanges, which take a hundred times as long as the codec."""
     curves = [
         _curve("mpi", 1),
         _curve("gloo", 3),
-        _curve("mpi", 1, "all_to_all", "any"),
-        _curve("mpi", 1, "all_gather", "any"),
+        _curve("mpi", 100, "all_to_all", "any"),
+        _curve("mpi", 100, "all_gather", "any"),
     ]
     path = tmp_path / "table.json"
     table.write(tables.make(tables.scale(ranks=world, curves=tuple(curves))), path)
@@ -38,7 +38,7 @@ def test_a_model_of_the_table(pools: Pools, tmp_path: Path, world: int) -> None:
     ends = answers[0]
     assert 240_000 < ends["mpi"] < 270_000
     assert 1.4 < ends["halves"] / ends["mpi"] < 1.6
-    assert ends["bf16"] > 100_000
+    assert 1 < ends["bf16"] / ends["exchanges"] < 1.5
 
 
 def test_refused(pools: Pools) -> None:

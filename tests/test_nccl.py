@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 import torch
@@ -30,7 +29,7 @@ functions = pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.fixture(scope="session", autouse=True)
 def stand_ins() -> None:
     """The libraries exist: `make test-python` builds them, and so does this."""
-    targets = [str(path.relative_to(Path.cwd())) for path in (launchers.STAND_IN, launchers.OLD_STAND_IN)]
+    targets = [str(path.relative_to(launchers.TESTS.parent)) for path in (launchers.STAND_IN, launchers.OLD_STAND_IN)]
     subprocess.run(["make", "--silent", *targets], check=True, cwd=launchers.TESTS.parent, timeout=240)
 
 
