@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+
 import pytest
 
 import jobs
@@ -24,6 +28,25 @@ def test_interrupt(nursery: Nursery, backend: str) -> None:
 def test_interrupt_that_the_program_handles(nursery: Nursery, backend: str, call: str) -> None:
     """The call goes on, and the process is not ended."""
     jobs.interrupted(nursery, "blocking_messages", ["handled", backend, call])
+
+
+def test_interrupt_of_a_collective_of_mpi(nursery: Nursery) -> None:
+    """The process ends, though the program handles the signal: the collective cannot be left."""
+    ranks = jobs.start(nursery, "blocking_messages", ["handled", "mpi", "barrier"], 2)
+    jobs.await_text(ranks[:1], "WAITING")
+    time.sleep(0.2)  # until the watch has seen the call
+    os.kill(ranks[0].pid, signal.SIGINT)
+    jobs.end(nursery, ranks)
+    jobs.expect(ranks[:1], 128 + signal.SIGINT, "KeyboardInterrupt: mpi.barrier (group 'default', rank 0 of 2)")
+
+
+@backends
+def test_interrupt_of_a_future(nursery: Nursery, backend: str) -> None:
+    """torch does not look for signals while it waits: KeyboardInterrupt comes once the operation is complete."""
+    ranks = jobs.start(nursery, "blocking_messages", ["future", backend], 2)
+    jobs.end(nursery, ranks)
+    jobs.expect(ranks, 0, "DONE")
+    jobs.expect(ranks[:1], 0, "RAISED KeyboardInterrupt [7.0, 7.0, 7.0]")
 
 
 @backends

@@ -12,9 +12,11 @@ import time
 from datetime import timedelta
 
 import torch
+from activity import once_in_a_call
 
 import mcr_dl as dist
 from mcr_dl.passes import PassedCall
+from mcr_dl.runtime import state
 
 LONG = timedelta(seconds=60)
 
@@ -54,7 +56,7 @@ def interrupted(backend: str) -> None:
     tensor = torch.zeros(3)
     dist.barrier()
     if dist.get_rank() == 0:
-        threading.Timer(0.3, say, ["WAITING"]).start()
+        once_in_a_call(say, "WAITING")
         receive(tensor, KeyboardInterrupt)
     go_on(tensor)
 
@@ -68,7 +70,7 @@ def handled(backend: str, call: str) -> None:
         # Later than the watch would end a call that cannot be left.
         later = threading.Timer(3, lambda: dist.isend(tensor, 1, tag=1))
         signal.signal(signal.SIGINT, lambda *_: later.start())
-        threading.Timer(0.3, say, ["WAITING"]).start()
+        once_in_a_call(say, "WAITING")
     else:
         dist.recv(tensor, 0, tag=1)
     if call == "barrier":
@@ -77,6 +79,32 @@ def handled(backend: str, call: str) -> None:
         dist.recv(tensor, 1)
     else:
         dist.send(tensor, 0)
+    say("DONE")
+
+
+def future(backend: str) -> None:
+    """SIGINT, which rank 0 sends itself, comes in torch's wait for a future; rank 1 sends after that."""
+    dist.init_process_group(backend, timeout=LONG)
+    tensor, store, main = torch.zeros(3), state.current().store, threading.get_ident()
+    if dist.get_rank() == 1:
+        store.wait(["interrupted"], LONG)
+        dist.send(torch.full((3,), 7.0), 0)
+
+    def interrupt() -> None:
+        while sys._current_frames()[main].f_code is not torch.futures.Future.wait.__code__:
+            time.sleep(0.01)
+        time.sleep(0.2)  # torch's C++ code leaves no other trace
+        os.kill(os.getpid(), signal.SIGINT)
+        store.set("interrupted", "")
+
+    if dist.get_rank() == 0:
+        done = dist.irecv(tensor, 1).get_future()
+        threading.Thread(target=interrupt, daemon=True).start()
+        try:
+            done.wait()
+        except KeyboardInterrupt:
+            say("RAISED KeyboardInterrupt", tensor.tolist())
+    dist.barrier()
     say("DONE")
 
 
@@ -117,7 +145,7 @@ def aborted(backend: str) -> None:
     dist.init_process_group(backend, timeout=LONG)
     group = dist.new_group(timeout=LONG)
     if dist.get_rank() == 0:
-        threading.Timer(0.3, group.abort).start()
+        once_in_a_call(group.abort)
         receive(torch.zeros(3), dist.BackendError, group=group)
     dist.barrier()  # the other groups go on
     say("DONE")

@@ -16,6 +16,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as torch_dist
+from activity import await_call
 
 import mcr_dl as dist
 from mcr_dl import _C
@@ -52,7 +53,7 @@ def interrupted(backend: str) -> None:
     dist.init_process_group(backend, timeout=LONG)
     work = dist.irecv(torch.empty(4), 1 - dist.get_rank())
     if dist.get_rank() == 0:
-        threading.Timer(0.3, say, ["WAITING"]).start()
+        threading.Timer(0.3, say, ["WAITING"]).start()  # the wait is no call that the watch shows
         try:
             dist.synchronize()
         except KeyboardInterrupt:
@@ -172,8 +173,7 @@ def in_a_call(backend: str) -> None:
     for group in (dist.new_group(), None):
         thread = threading.Thread(target=receive, args=(group,))
         thread.start()
-        while not any(each["op"] == "recv" for each in _C.activities()):
-            time.sleep(0.001)
+        await_call(thread.native_id or 0)
         dist.destroy_process_group(group)
         thread.join()
     dist.init_process_group(backend, timeout=LONG)

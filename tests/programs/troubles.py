@@ -12,6 +12,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as torch_dist
+from activity import once_in_a_call
 from torch.utils.data import DataLoader, Dataset
 
 import mcr_dl as dist
@@ -169,7 +170,7 @@ def interrupted(backend: str) -> None:
     x = torch.ones(10)
     dist.all_reduce(x)
     if dist.get_rank() == 0:
-        say("WAITING")
+        once_in_a_call(say, "WAITING")
         dist.all_reduce(x)
     time.sleep(20)
 
