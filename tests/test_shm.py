@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 
 import pytest
+import torch
 
 import jobs
 from harness import Pools, launchers
@@ -23,6 +24,13 @@ def test_several_sizes(pools: Pools, world: int) -> None:
 def test_a_rank_without_direct_reads(pools: Pools, world: int) -> None:
     """The ranks agree on how they read."""
     pools.get("processes", world).run(shm.several_sizes, False, limit=120)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_sums_are_in_rank_order(pools: Pools, dtype: torch.dtype) -> None:
+    """On all ranks and in every run, as docs/tuning.md promises."""
+    differ = pools.get("processes", 3).run(shm.same_bits, dtype, limit=120)
+    assert min(differ) > 100  # else the values tell nothing
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])

@@ -7,9 +7,10 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ import torch
 import mcr_dl
 from mcr_dl.testing.expect import expect
 from ranks import session
+from ranks.compress import same
 
 
 def several_sizes(direct: bool = True) -> None:
@@ -49,6 +51,49 @@ def several_sizes(direct: bool = True) -> None:
         assert mcr_dl.recv(y, (rank - 1) % size, group=group) == (rank - 1) % size
         assert torch.equal(y, x + (rank - 1) % size)
         sent.wait()
+
+
+def _drawn(count: int, rank: int, dtype: torch.dtype) -> torch.Tensor:
+    """A rank's values, of many magnitudes: their sum depends on the order."""
+    generator = torch.Generator().manual_seed(rank)
+    magnitudes = 2.0 ** torch.randint(-20, 20, (count,), generator=generator)
+    return (torch.randn(count, generator=generator) * magnitudes).to(dtype)
+
+
+def _reduced(call: str, given: torch.Tensor) -> tuple[torch.Tensor, Callable[[bool], Any]]:
+    """The tensor for a call's result, and the call."""
+    if call != "reduce_scatter":
+        tensor = given.clone()
+        function = partial(mcr_dl.reduce, tensor, 0) if call == "reduce" else partial(mcr_dl.all_reduce, tensor)
+        return tensor, lambda asynchronous: function(async_op=asynchronous)
+    tensor = torch.empty(given.numel() // mcr_dl.get_world_size(), dtype=given.dtype)
+    return tensor, lambda asynchronous: mcr_dl.reduce_scatter_single(tensor, given, async_op=asynchronous)
+
+
+def same_bits(dtype: torch.dtype) -> int:
+    """Sums of three ranks are in rank order for every size, blocking, asynchronous, and with two calls under way.
+
+    Returns how many elements have other bits in another order.
+    """
+    session.start("shm")
+    rank, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
+    wide = torch.float32 if dtype == torch.bfloat16 else dtype  # a sum is rounded once
+    differ = 0
+    for count in (3, 21, 3 * 2047, 3 * 2048, 3 * 2049, 3 * 65_536 + 15, 3 * 300_000 + 15):
+        inputs = [_drawn(count, each, dtype) for each in range(size)]
+        first, second, third = (each.to(wide) for each in inputs)
+        total, other = ((first + second) + third).to(dtype), (first + (second + third)).to(dtype)
+        differ += int((total != other).sum())
+        for call in ("all_reduce", "reduce", "reduce_scatter"):
+            want = total.chunk(size)[rank] if call == "reduce_scatter" else total
+            for under_way in (0, 1, 2):
+                calls = [_reduced(call, inputs[rank]) for _ in range(under_way or 2)]
+                for work in [start(under_way > 0) for _, start in calls]:
+                    if work is not None:
+                        work.wait()
+                for got, _ in calls if call != "reduce" or rank == 0 else ():
+                    same(got, want, f"{call} of {count} elements, {under_way} under way")
+    return differ
 
 
 def shared_tensors() -> None:
