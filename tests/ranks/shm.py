@@ -79,15 +79,18 @@ def same_bits(dtype: torch.dtype) -> int:
     rank, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
     wide = torch.float32 if dtype == torch.bfloat16 else dtype  # a sum is rounded once
     differ = 0
-    for count in (3, 21, 3 * 2047, 3 * 2048, 3 * 2049, 3 * 65_536 + 15, 3 * 300_000 + 15):
-        inputs = [_drawn(count, each, dtype) for each in range(size)]
+    slot = 4096 // dtype.itemsize  # elements of a small collective's step
+    for count in (1, 7, slot - 1, slot, slot + 1, 65_541, 300_005):
+        inputs = [_drawn(count * size, each, dtype) for each in range(size)]
         first, second, third = (each.to(wide) for each in inputs)
         total, other = ((first + second) + third).to(dtype), (first + (second + third)).to(dtype)
         differ += int((total != other).sum())
         for call in ("all_reduce", "reduce", "reduce_scatter"):
-            want = total.chunk(size)[rank] if call == "reduce_scatter" else total
+            scatters = call == "reduce_scatter"
+            want = total.chunk(size)[rank] if scatters else total[:count]
+            given = inputs[rank] if scatters else inputs[rank][:count]
             for under_way in (0, 1, 2):
-                calls = [_reduced(call, inputs[rank]) for _ in range(under_way or 2)]
+                calls = [_reduced(call, given) for _ in range(under_way or 2)]
                 for work in [start(under_way > 0) for _, start in calls]:
                     if work is not None:
                         work.wait()
