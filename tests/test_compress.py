@@ -272,6 +272,7 @@ def test_errors(pools: Pools) -> None:
     """Clear errors, with nothing sent."""
     pools.get("processes", 2).run(codec_faults.errors)
     pools.get("processes", 2).run(codec_faults.feedback_after_a_failed_call)
+    pools.get("processes", 2).run(codec_faults.capacity_that_fails)
 
 
 @backends

@@ -11,6 +11,7 @@ import mcr_dl
 from mcr_dl import passes
 from mcr_dl.testing.expect import expect
 from mcr_dl.testing.position import note
+from ranks import session
 from ranks.compress import OPERATIONS, Calls, Started, start
 
 
@@ -108,6 +109,30 @@ def feedback_after_a_failed_call() -> None:
     mcr_dl.all_reduce(values, codec=coded)
     assert values.tolist() == [float(mcr_dl.get_world_size())] * 10
     mcr_dl.set_passes([])
+
+
+class Unsized(Broken):
+    """It cannot say its size on rank 1."""
+
+    def capacity(self, count: int, dtype: str) -> int:
+        self._fail("capacity")
+        return super().capacity(count, dtype)
+
+
+def capacity_that_fails() -> None:
+    """Rank 1 does not join the call, so the call of rank 0 times out; other groups go on."""
+    start([])
+    if "unsized" not in passes.known_codecs():
+        passes.register_codec(Unsized("capacity"), "unsized")
+    group = mcr_dl.new_group(backend="gloo", timeout=1)
+    mcr_dl.set_passes(["compress"], group)
+    fails = mcr_dl.get_rank() == 1
+    error, word = (mcr_dl.InvalidArgumentError, "cannot capacity") if fails else (mcr_dl.CollectiveTimeoutError, "")
+    expect(error, lambda: mcr_dl.all_reduce(torch.ones(9), codec="unsized", group=group), word)
+    values = torch.ones(10)
+    mcr_dl.all_reduce(values)
+    assert values.tolist() == [float(mcr_dl.get_world_size())] * 10
+    session.stop()  # the group is broken
 
 
 def _raises(name: str, where: str) -> bool:
