@@ -119,6 +119,7 @@ GROUPS = [
     (syndicate_groups.a_half_leaves, 4),
     (syndicate_groups.a_half_leaves_that_counts, 4),
     (syndicate_groups.joined, 3),
+    (syndicate_groups.no_growth, 2),
     (syndicate_known.planned_again, 3),
     (syndicate_known.several_threads, 3),
     (syndicate_known.equal_calls_in_a_row, 2),

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import mcr_dl
 from mcr_dl.passes import Log
-from mcr_dl.schedule import step
+from mcr_dl.schedule import Syndicate, step
 from mcr_dl.testing.expect import expect
 from mcr_dl.testing.plans import Planned
 from ranks import session
@@ -269,6 +269,16 @@ def a_half_leaves_that_counts() -> None:
         assert planned.plan is None
         step()
         until(planned, "steady", program, marked=True)
+
+
+def no_growth() -> None:
+    """grow refuses a job with a scheduler, and the group goes on."""
+    session.start()
+    with Syndicate():
+        expect(mcr_dl.UnsupportedError, mcr_dl.grow, "grow: expected a job without a scheduler")
+        values = torch.ones(10)
+        mcr_dl.all_reduce(values)
+        assert bool(values.eq(mcr_dl.get_world_size()).all())
 
 
 def joined() -> None:
