@@ -163,6 +163,20 @@ def test_another_process_has_the_port(make: Make) -> None:
     assert set(job.ranks[1].texts) == {0}
 
 
+def test_a_connection_that_cannot_be_made(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """One warning says so, and no rank is lost."""
+    job = make([0, 1])
+    job.end(1, well=True)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    job.left["address/0"] = {**job.left["address/0"], "host": "127.0.0.1", "port": port}
+    job.ranks[1] = job.start(1, 999)
+    await_true(lambda: bool(caplog.records))
+    (record,) = caplog.records
+    assert "cannot keep a connection to another host" in record.getMessage()
+    assert not job.ranks[1].any
+
+
 def test_a_process_that_comes_back_is_late(make: Make) -> None:
     """Until it has left its own address, that of the process before it means nothing; then all connect to it."""
     job = make([0, 1, 2])
