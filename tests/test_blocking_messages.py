@@ -34,7 +34,7 @@ def test_interrupt_of_a_collective_of_mpi(nursery: Nursery) -> None:
     """The process ends, though the program handles the signal: the collective cannot be left."""
     ranks = jobs.start(nursery, "blocking_messages", ["handled", "mpi", "barrier"], 2)
     jobs.await_text(ranks[:1], "WAITING")
-    time.sleep(0.2)  # until the watch has seen the call
+    time.sleep(0.2)  # until the watch has seen the program's new handler
     os.kill(ranks[0].pid, signal.SIGINT)
     jobs.end(nursery, ranks)
     jobs.expect(ranks[:1], 128 + signal.SIGINT, "KeyboardInterrupt: mpi.barrier (group 'default', rank 0 of 2)")

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -448,7 +447,6 @@ def test_interrupt(nursery: Nursery) -> None:
     """Ctrl-C ends a program inside a blocking collective of a library."""
     ranks = jobs.start(nursery, "troubles", ["interrupted", "mpi"], 2)
     jobs.await_text([ranks[0]], "WAITING")
-    time.sleep(0.2)  # until the watch has seen the call
     os.kill(ranks[0].pid, signal.SIGINT)
     jobs.end(nursery, [ranks[0]], 10)
     assert ranks[0].code == INTERRUPTED
