@@ -223,6 +223,7 @@ REPORTS: dict[str, list[Callable[[str, Path], None]]] = {
 # Files with their own tests below, or without other texts.
 OTHERS = {
     "mcr/mcr_dl/examples/bytescheduler.py",
+    "mcr/mcr_dl/examples/moe.py",
     "mcr/mcr_dl/examples/program.py",
     "mcr/mcr_dl/examples/survive.py",
     "mcr/mcr_dl/examples/syndicate.py",
