@@ -14,9 +14,9 @@ namespace mcr {
 
 namespace {
 
-// Polls before a waiting thread yields its core: long enough for a message on one host, short enough that ranks sharing
-// a core do not block each other.
-constexpr int kPollsBeforeYield = 200;
+// Polls before a waiting thread yields its core, and between yields: short enough that ranks sharing a core, and the
+// libraries' threads, do not wait for the end of a time slice. A yield costs less than these polls.
+constexpr int kPollsBeforeYield = 16;
 constexpr std::chrono::milliseconds kPatience{50};  // of a thread that must not stay in another one's poll
 
 int64_t stamp_of(std::chrono::steady_clock::time_point time) {
@@ -234,12 +234,12 @@ bool Work::wait_for(Nanoseconds limit, bool point_suffices) noexcept {
   for (const auto& request : requests_) attempt([&] { return request->expedite(), true; });
   const auto deadline = std::chrono::steady_clock::now() + limit;
   for (int polls = 0; !arrived(); ++polls) {
-    if (polls % 16 != 0) continue;
+    if (polls % kPollsBeforeYield != 0) continue;
     const auto left = deadline - std::chrono::steady_clock::now();
     if (left <= Nanoseconds::zero()) return false;
     // Requests are destroyed only with the Work, so a thread may sleep on one while another thread polls.
     attempt([&] { return block_on(requests_, left); });
-    if (polls >= kPollsBeforeYield) std::this_thread::yield();
+    if (polls > 0) std::this_thread::yield();
   }
   return true;
 }
