@@ -36,8 +36,8 @@ task comes before them; copies, combinations and codecs, on all ranks at once, a
 call's other tasks touch. Then `simulate()` walks the engine's schedules with these costs; no constant is fitted.
 Resources are the host's cores (each library takes as much of them as it used when it ran alone) and each rank's
 thread, which runs one copy, combination or codec at a time. `least` compares the shortest rounds, which other
-programs on the machine disturb least. It is used to compare plans: it is optimistic for calls of two ranks with a
-codec, which wait for each other more often than the parts do alone.
+programs on the machine disturb least. The simulation serves to compare plans: its times are too short for calls of
+two ranks with a codec, in which the ranks wait for each other more often than in the parts alone.
 """
 
 

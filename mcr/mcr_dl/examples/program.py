@@ -51,7 +51,7 @@ class Options:
 
     @property
     def turns(self) -> int:
-        """Turns of each mode: as many as the steps need, and two at least, as the first is not measured."""
+        """How many turns each mode has: enough for the steps, and at least two, because the first is not measured."""
         return max(2, -(-self.steps // self.turn))
 
 
