@@ -41,8 +41,9 @@ struct Bench {
     schedule->issue({}, {schedule->issue({})});
     const auto run = std::make_shared<Run>(schedule, [&](const Task&, Requests&) { started = now(); });
     executor->submit(run, [&](const Task&, Requests& requests) { requests.push_back(std::make_unique<Flag>(flag)); });
-    const auto work = std::make_shared<Work>(
-        Work::Context{Op::barrier, &name, &name, nullptr, &progress, std::chrono::milliseconds(10'000)}, Extras());
+    const Work::Context context{
+        .op = Op::barrier, .group = &name, .backend = &name, .progress = &progress, .limit = std::chrono::seconds(10)};
+    const auto work = std::make_shared<Work>(context, Extras());
     Requests requests;
     requests.push_back(request_of(executor, run));
     work->attach(std::move(requests));
