@@ -133,7 +133,7 @@ def main() -> None:
     parser.set_defaults(points=fusion_rank.SWEEP, models=True)
     parser.add_argument("--budget", type=float, default=1.0, help="seconds per point")
     parser.add_argument("--explore", action="store_true", help="compare buffer sizes and times")
-    given = script.parse(parser, budget=0.01, points=[(1 << 7, 16), (1 << 10, 16)], models=False)
+    given = script.parse(parser, budget=0.01, points=[(1 << 10, 16), (1 << 20, 2)], models=False)
     if given.explore:
         explore(given.budget)
         explore_time()
