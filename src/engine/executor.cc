@@ -367,6 +367,11 @@ void Executor::recount() {
   set_pending(awaited());
 }
 
+std::string Executor::behind(const Run& run) const {
+  const std::lock_guard lock(mutex_);
+  return runs_.empty() || runs_.front().get() == &run ? std::string() : "an earlier call of its group";
+}
+
 void Executor::expedite() {
   {
     const std::lock_guard lock(mutex_);

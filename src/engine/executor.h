@@ -159,6 +159,7 @@ class Executor final : public Driver, public std::enable_shared_from_this<Execut
   ExecutorStatistics statistics() const;
 
   void recount() override;
+  std::string behind(const Run& run) const override;
   /// Whether an ordered executor has late Issues to come, of calls that have not ended.
   static bool any() noexcept { return pending_.load(std::memory_order_relaxed) != 0; }
   /// Marks this thread as inside a step that a pass has added to a call (Extras::after), for its lifetime.

@@ -2,6 +2,7 @@
 #include "engine/staging.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -154,6 +155,7 @@ class StagedEnd final : public Lingering {
       : staged_(std::move(staged)), copies_(std::move(copies)), point_(std::move(point)), inward_(inward) {}
 
   void expedite() override { staged_->expedite(); }
+  std::string behind() const override { return staged_->behind(); }
   void abandon() override { staged_->abandon(); }
   int source() const override { return staged_->source(); }
 

@@ -106,6 +106,32 @@ TEST(the_callers_thread_goes_on) {
   });
 }
 
+TEST(a_timeout_says_that_an_earlier_call_comes_first) {
+  staged(1, [](Group& group) {
+    std::atomic<bool> open{false};
+    simulated::enqueue(simulated::current(), [&] {
+      while (!open) std::this_thread::sleep_for(1ms);
+    });
+    std::vector<float> first(4, 1), second(4, 1);
+    Call call = on_device(Op::all_reduce);
+    call.out = ranks::buffer(first);
+    const auto earlier = ranks::start(group, call);
+    call.out = ranks::buffer(second);
+    const auto later = ranks::start(group, call);
+    const auto text = [](Work& work) { return ranks::failure([&] { wait(work, 10ms, nullptr); }).text; };
+    CHECK(check::has(text(*later), "timed out", "it is issued after an earlier call of its group"));
+    const auto own = text(*earlier);
+    CHECK(check::has(own, "timed out") && !check::has(own, "it is issued after"));
+    open = true;
+    const auto end = std::chrono::steady_clock::now() + 30s;
+    while (!(earlier->finished() && later->finished()) && std::chrono::steady_clock::now() < end) {
+      earlier->poll();
+      later->poll();
+    }
+    CHECK(earlier->finished() && later->finished());
+  });
+}
+
 TEST(roots_and_what_they_leave_alone) {
   staged(3, [](Group& group) {
     const bool root = group.rank() == 1;
