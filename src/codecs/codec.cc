@@ -87,16 +87,42 @@ std::vector<std::string> Codecs::names() const {
 }
 
 const Coding& Codecs::coding(std::string_view text) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = codings_.find(text);
+    if (found != codings_.end()) return found->second;
+  }
+  auto coding = parse(text);
   const std::lock_guard lock(mutex_);
-  const auto found = codings_.find(text);
-  if (found != codings_.end()) return found->second;
-  return codings_.emplace(text, parse(text)).first->second;
+  return codings_.try_emplace(std::string(text), std::move(coding)).first->second;
 }
 
 const CodecFamily& Codecs::family(std::string_view name, std::string_view text) const {
-  const auto found = families_.find(name);
-  if (found == families_.end()) wrong(text, "one of " + joined(names()) + ", none, auto", name);
-  return found->second;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = families_.find(name);
+    if (found != families_.end()) return found->second;  // families stay
+  }
+  wrong(text, "one of " + joined(names()) + ", none, auto", name);
+}
+
+// A maker may be Python, and use codecs on threads that it waits for: it runs without the lock.
+const Codec& Codecs::codec(const CodecFamily& family, const Options& options, std::string_view text) {
+  auto name = canonical(family.name, options);
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = codecs_.find(name);
+    if (found != codecs_.end()) return *found->second;
+  }
+  std::unique_ptr<Codec> made;
+  try {
+    made = family.make(options);
+  } catch (const Error& error) {
+    throw Error(error.code(), "codec '" + std::string(text) + "': " + error.what());
+  }
+  const std::lock_guard lock(mutex_);
+  // The codec that came first stays; another one, which may be Python too, ends after the lock.
+  return *codecs_.try_emplace(std::move(name), std::move(made)).first->second;
 }
 
 Coding Codecs::parse(std::string_view text) {
@@ -111,14 +137,7 @@ Coding Codecs::parse(std::string_view text) {
   auto options = options_of(rest, text, known);
   Coding coding{std::string(text)};
   if (auto feedback = options.extract(std::string(kFeedback))) coding.feedback = std::move(feedback.mapped());
-  const auto name = canonical(chosen.name, options);
-  auto& codec = codecs_[name];
-  try {
-    if (codec == nullptr) codec = chosen.make(options);
-  } catch (const Error& error) {
-    throw Error(error.code(), "codec '" + std::string(text) + "': " + error.what());
-  }
-  coding.codec = codec.get();
+  coding.codec = &codec(chosen, options, text);
   return coding;
 }
 

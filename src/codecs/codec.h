@@ -88,8 +88,9 @@ class Codecs {
   Codecs();
   Coding parse(std::string_view text);
   const CodecFamily& family(std::string_view name, std::string_view text) const;
+  const Codec& codec(const CodecFamily& family, const Options& options, std::string_view text);
 
-  mutable std::recursive_mutex mutex_;  // recursive: a family's maker may be Python, which may ask for names
+  mutable std::mutex mutex_;
   std::map<std::string, CodecFamily, std::less<>> families_;
   std::map<std::string, std::unique_ptr<Codec>, std::less<>> codecs_;
   std::map<std::string, Coding, std::less<>> codings_;

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <thread>
 
 #include "check.h"
 #include "ranks.h"
@@ -204,4 +205,16 @@ TEST(families) {
               }});
   const auto got = ranks::failure([&] { codecs.coding("moody:mood=1"); });
   CHECK(got.code == ErrorCode::Unavailable && check::has(got.text, "codec 'moody:mood=1'", "not in the mood"));
+}
+
+TEST(a_maker_may_use_codecs_on_another_thread) {
+  static int made = 0;  // families stay
+  static const Codec* inner = nullptr;
+  auto& codecs = Codecs::instance();
+  codecs.add({"nested", {}, [](const Options&) {
+                if (made++ == 0) std::thread([] { inner = &codec("nested"); }).join();
+                return bf16_family().make({});
+              }});
+  const auto& outer = codec("nested");
+  CHECK(made == 2 && &outer == inner && codecs.coding("nested").codec == inner);
 }
