@@ -123,7 +123,8 @@ Registry::Entry* Registry::find(const std::string& name) {
   return found == entries_.end() || !found->second.backend ? nullptr : &found->second;
 }
 
-// Stops the threads outside the lock, which the steps of passes that run there may need.
+// Stops the threads outside the lock, which the steps of passes that run there may need; all of them first, since those
+// of composites poll other entries' libraries.
 void Registry::shutdown() {
   std::vector<Entry*> loaded;
   {
@@ -132,10 +133,8 @@ void Registry::shutdown() {
       if (entry.backend) loaded.push_back(&entry);
     }
   }
-  for (auto* const entry : loaded) {
-    entry->progress.stop();
-    entry->backend->shutdown();
-  }
+  for (auto* const entry : loaded) entry->progress.stop();
+  for (auto* const entry : loaded) entry->backend->shutdown();
 }
 
 }  // namespace mcr

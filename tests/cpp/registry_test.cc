@@ -20,6 +20,12 @@ ranks::Failure load_failure(const std::string& name, const std::string& path, co
   return ranks::failure([&] { Registry::instance().load(name, path, library); });
 }
 
+std::atomic<bool> thread_ended{false};
+
+struct EndOfThread {
+  ~EndOfThread() { thread_ended = true; }
+};
+
 std::string status(const std::string& name) { return Registry::instance().status()[name]; }
 
 }  // namespace
@@ -136,6 +142,37 @@ TEST(shutdown_reaches_every_backend) {
   Registry::instance().add("counting", std::make_unique<Counting>(ends));
   Registry::instance().shutdown();
   CHECK(ends == 1);
+}
+
+// That of a composite polls the library of another entry.
+TEST(every_thread_ends_before_a_library_does) {
+  struct Running : Request {
+    explicit Running(std::atomic<bool>& flag) : polled(flag) {}
+    bool poll() override {
+      thread_local EndOfThread end;
+      static_cast<void>(end);
+      polled = true;
+      return false;
+    }
+    std::atomic<bool>& polled;
+  };
+  struct Library : Backend {
+    std::string library() const override { return "polled by another entry's thread"; }
+    std::unique_ptr<Communicator> connect(const GroupSpec&) override { return nullptr; }
+    void shutdown() override { CHECK(thread_ended); }
+  };
+  static const std::string label = "group 'composed', rank 0 of 1", backend = "composite";
+  static std::atomic<bool> polled{false};  // the registry is never destroyed
+  Registry::instance().add("a library", std::make_unique<Library>());
+  auto& entry = Registry::instance().load(backend, NULL_MODULE);
+  auto work = std::make_shared<Work>(Work::Context{Op::recv, &label, &backend, &entry.progress, {}}, Extras{});
+  Requests requests;
+  requests.push_back(std::make_unique<Running>(polled));
+  work->attach(std::move(requests));
+  entry.progress.watch(work);
+  while (!polled) std::this_thread::yield();
+  Registry::instance().shutdown();
+  CHECK(thread_ended);
 }
 
 TEST(keys_without_end_take_bounded_memory) {
