@@ -11,8 +11,11 @@ Control Control::open(const std::string& name) {
   if (MPI_T_cvar_get_index(name.c_str(), &index) != MPI_SUCCESS) return control;
   int count = 0;
   check(MPI_T_cvar_handle_alloc(index, nullptr, &control.handle, &count), "MPI_T_cvar_handle_alloc");
+  if (count != 1) {
+    control.close();  // a read writes so many elements
+    return control;
+  }
   check(MPI_T_cvar_read(control.handle, &control.own), "MPI_T_cvar_read");
-  if (count != 1) control.close();
   return control;
 }
 
