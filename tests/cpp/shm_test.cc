@@ -397,6 +397,16 @@ TEST(a_thread_that_announced_its_sleep_asks_whether_another_one_has_completed_th
   });
 }
 
+TEST(a_thread_that_fails_before_its_sleep_is_no_sleeper) {
+  together(1, [](shm::Engine&, int rank) {
+    shm::Waiting waiting(*shared, rank, 1, false);
+    const auto failure =
+        ranks::failure([&] { waiting.sleep(0ms, []() -> bool { throw Error(ErrorCode::Backend, "out of memory"); }); });
+    CHECK(failure.text == "out of memory");
+    CHECK(shared->sleepers() == 0 && shared->bell(rank).sleepers == 0);
+  });
+}
+
 TEST(an_abort_ends_waits) {
   together(2, [&](shm::Engine& engine, int rank) {
     if (rank == 1) return;

@@ -45,14 +45,24 @@ class Waiting {
   /// written its counters in the meantime.
   template <class Ready>
   void sleep(std::chrono::nanoseconds limit, const Ready& ready) {
-    const auto rings = announce();
-    if (!ready()) sleep(limit, rings);
-    withdraw();
+    const Announced announced(*this);
+    if (!ready()) sleep(limit, announced.rings);
   }
   /// Wakes the threads of this rank.
   void wake_own();
 
  private:
+  /// The thread counts as a sleeper, for the lifetime of the object: `ready` may throw.
+  struct Announced {
+    explicit Announced(Waiting& its) : waiting(its), rings(its.announce()) {}
+    Announced(const Announced&) = delete;
+    Announced& operator=(const Announced&) = delete;
+    ~Announced() { waiting.withdraw(); }
+
+    Waiting& waiting;
+    const uint32_t rings;
+  };
+
   void fence();
   void wake_sleepers();
   uint32_t announce();
