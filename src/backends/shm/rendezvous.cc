@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -56,13 +57,28 @@ const SharedHeap* own_heap() {
   }
 }
 
+// One character for each core: 1 if the process may run on it. Empty if the system does not tell.
+std::string own_cores() {
+  constexpr std::size_t kMostSets = 64;
+  std::vector<cpu_set_t> sets(1);  // zeros
+  const auto bytes = [&] { return sets.size() * sizeof(cpu_set_t); };
+  while (sched_getaffinity(0, bytes(), sets.data()) != 0) {
+    if (errno != EINVAL || sets.size() == kMostSets) return {};
+    sets.resize(2 * sets.size());  // Linux refuses sets that are smaller than its own
+  }
+  std::string cores;
+  for (std::size_t i = 0; i < 8 * bytes(); ++i) cores += CPU_ISSET_S(i, bytes(), sets.data()) ? '1' : '0';
+  cores.resize(cores.find_last_of('1') + 1);
+  return cores;
+}
+
 /// The address of a rank, which it publishes in the store. Abstract socket names are visible in one network namespace.
 struct Card {
   std::string host;  // its name, for error texts
   Place place;
   std::string name;     // the name of its socket
   std::string token;    // which a connecting rank must send
-  std::string cores;    // one character for each: 1 if the process may run on it
+  std::string cores;    // as own_cores()
   std::string address;  // of the token, in the process's memory; empty: other ranks are not to read there
   int64_t most = 0;
   bool remote_fences = false;
@@ -99,11 +115,7 @@ Card Card::mine(int64_t most) {
   card.place = own_place();
   card.name = "mcr_dl-" + random_text();
   card.token = random_text();
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  sched_getaffinity(0, sizeof(set), &set);
-  for (int i = 0; i < CPU_SETSIZE; ++i) card.cores += CPU_ISSET(i, &set) ? '1' : '0';
-  card.cores.resize(card.cores.find_last_of('1') + 1);
+  card.cores = own_cores();
   card.most = most;
   card.backlog = largest_backlog();
   card.streams = memory_beats_caches();
