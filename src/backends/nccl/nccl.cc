@@ -374,7 +374,9 @@ std::vector<UniqueId> agree(const Library& library, const GroupSpec& spec) {
   return ids;
 }
 
-/// The memory that barriers sum up, whose values do not matter.
+/// The memory that barriers sum up. Its values do not matter, but the copy does: the current stream's earlier work may
+/// still use memory that the allocator hands out again, and before a copy from memory that is not pinned the driver may
+/// synchronize with that stream.
 std::shared_ptr<void> make_flags(Device device, int lanes) {
   auto& runtime = DeviceRuntime::of(device.type);
   const std::vector<std::byte> zeros(static_cast<std::size_t>(kBarrierStride * lanes));
