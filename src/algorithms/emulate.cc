@@ -26,11 +26,12 @@ class Emulation {
       case Op::reduce:
         return reduce();
       case Op::all_gather:
-        return exchange([&](int) { return call_.in; }, [&](int i) { return out_block(i); });
+        return exchange([&](int) { return call_.in; }, [&](int i) { return out_block(call_, size_, i); });
       case Op::reduce_scatter:
         return reduce_scatter();
       case Op::all_to_all:
-        return exchange([&](int i) { return in_block(i); }, [&](int i) { return out_block(i); });
+        return exchange([&](int i) { return in_block(call_, size_, i); },
+                        [&](int i) { return out_block(call_, size_, i); });
       case Op::gather:
         return gather();
       case Op::scatter:
@@ -64,16 +65,6 @@ class Emulation {
       send((rank_ + step) % size_, to((rank_ + step) % size_));
     }
   }
-
-  // Block `i` of the side that has one block per rank.
-  Buffer block(const Buffer& whole, std::span<const int64_t> counts, std::span<const int64_t> displs, int i) const {
-    const auto index = static_cast<std::size_t>(i);
-    if (call_.vectored) return part(whole, displs[index], counts[index]);
-    const int64_t count = whole.count / size_;
-    return part(whole, i * count, count);
-  }
-  Buffer in_block(int i) const { return block(call_.in, call_.in_counts, call_.in_displs, i); }
-  Buffer out_block(int i) const { return block(call_.out, call_.out_counts, call_.out_displs, i); }
 
   // Memory for the contributions of all ranks, contiguous.
   Buffer contributions(int64_t count) { return schedule_.buffer(count * size_, call_.dtype); }
@@ -123,22 +114,22 @@ class Emulation {
 
   void reduce_scatter() {
     const Buffer all = contributions(call_.out.count);
-    exchange([&](int i) { return in_block(i); }, [&](int i) { return contribution(all, i); });
+    exchange([&](int i) { return in_block(call_, size_, i); }, [&](int i) { return contribution(all, i); });
     fold(all);
   }
 
   void gather() {
     if (call_.root != rank_) return send(call_.root, call_.in);
-    collect(call_.in, [&](int i) { return out_block(i); });
+    collect(call_.in, [&](int i) { return out_block(call_, size_, i); });
   }
 
   void scatter() {
     if (call_.root != rank_) return receive(call_.root, call_.out);
     for (int i = 0; i < size_; ++i) {
       if (i == rank_) {
-        copy(call_.out, in_block(i));
+        copy(call_.out, in_block(call_, size_, i));
       } else {
-        send(i, in_block(i));
+        send(i, in_block(call_, size_, i));
       }
     }
   }

@@ -14,6 +14,14 @@ std::string tensor_of(int64_t count, DType dtype) {
   return "the tensor of " + std::to_string(count) + " elements of " + std::string(row(dtype).name);
 }
 
+Buffer block(const Call& call, const Buffer& whole, std::span<const int64_t> counts, std::span<const int64_t> displs,
+             int ranks, int rank) {
+  const auto index = static_cast<std::size_t>(rank);
+  if (call.vectored) return slice(whole, call.dtype, displs[index], counts[index]);
+  const int64_t count = whole.count / ranks;
+  return slice(whole, call.dtype, rank * count, count);
+}
+
 }  // namespace
 
 std::string operation_name(Op op, bool vectored) { return std::string(row(op).name) + (vectored ? "v" : ""); }
@@ -64,6 +72,14 @@ std::vector<int64_t> contiguous(std::span<const int64_t> counts) {
   std::vector<int64_t> displs(counts.size());
   std::exclusive_scan(counts.begin(), counts.end(), displs.begin(), int64_t{0});
   return displs;
+}
+
+Buffer in_block(const Call& call, int ranks, int rank) {
+  return block(call, call.in, call.in_counts, call.in_displs, ranks, rank);
+}
+
+Buffer out_block(const Call& call, int ranks, int rank) {
+  return block(call, call.out, call.out_counts, call.out_displs, ranks, rank);
 }
 
 int64_t sent_elements(const Call& call) { return call.in_counts.empty() ? call.in.count : sum(call.in_counts); }

@@ -104,6 +104,10 @@ bool reduces_in_steps(const Call& call);
 /// The displacements of blocks without gaps.
 std::vector<int64_t> contiguous(std::span<const int64_t> counts);
 
+/// The block of a rank, on a side of the call that has one for each rank.
+Buffer in_block(const Call& call, int ranks, int rank);
+Buffer out_block(const Call& call, int ranks, int rank);
+
 /// Elements on one side of this rank's call, without the gaps between blocks.
 int64_t sent_elements(const Call& call);
 int64_t received_elements(const Call& call);

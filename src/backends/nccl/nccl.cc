@@ -28,53 +28,6 @@ struct Turn {
   void* stream;
 };
 
-/// Messages that start together. Zero-byte messages are skipped on both sides.
-class Exchange {
- public:
-  Exchange(const Library& library, const Turn& turn) : library_(library), turn_(turn), group_(library) {}
-
-  void send(void* data, int64_t bytes, int peer) {
-    if (bytes != 0) library_.send(data, static_cast<std::size_t>(bytes), Type::Int8, peer, turn_.comm, turn_.stream);
-  }
-  void recv(void* data, int64_t bytes, int peer) {
-    if (bytes != 0) library_.recv(data, static_cast<std::size_t>(bytes), Type::Int8, peer, turn_.comm, turn_.stream);
-  }
-  /// Copies from this rank to itself.
-  void copy(void* to, void* from, int64_t bytes, int rank) {
-    if (to == from) return;
-    send(from, bytes, rank);
-    recv(to, bytes, rank);
-  }
-  void start() { group_.end(); }
-
- private:
-  const Library& library_;
-  const Turn& turn_;
-  Group group_;
-};
-
-/// The blocks of one side of a call, in bytes.
-class Blocks {
- public:
-  Blocks(const Buffer& buffer, std::span<const int64_t> counts, std::span<const int64_t> displs, const Call& call,
-         int ranks)
-      : data_(buffer.data),
-        counts_(counts),
-        displs_(displs),
-        width_(size_of(call.dtype)),
-        even_(call.vectored ? 0 : buffer.count / ranks * width_) {}
-
-  int64_t bytes(int rank) const { return counts_.empty() ? even_ : counts_[place(rank)] * width_; }
-  void* data(int rank) const { return at(data_, counts_.empty() ? even_ * rank : displs_[place(rank)] * width_); }
-
- private:
-  static std::size_t place(int rank) { return static_cast<std::size_t>(rank); }
-
-  void* data_;
-  std::span<const int64_t> counts_, displs_;
-  int64_t width_, even_;
-};
-
 class NcclCommunicator : public OpMethods<NcclCommunicator> {
  public:
   /// `flags`: memory that the lanes own.
@@ -116,9 +69,9 @@ class NcclCommunicator : public OpMethods<NcclCommunicator> {
     if (row(call.op).is(kRooted) && call.root != rank_) return false;
     switch (row(call.op).extent) {
       case Extent::Gather:
-        return call.in.data == outputs(call).data(rank_);
+        return call.in.data == out_block(call, size_, rank_).data;
       case Extent::Scatter:
-        return call.out.data == inputs(call).data(rank_);
+        return call.out.data == in_block(call, size_, rank_).data;
       default:
         return false;
     }
@@ -167,15 +120,7 @@ class NcclCommunicator : public OpMethods<NcclCommunicator> {
                                   turn.stream);
     }
     if (call.variant != 0) return all_gather_by_broadcasts(call, turn);
-    const Blocks to = outputs(call);
-    Exchange exchange(*library_, turn);
-    for (int rank = 0; rank < size_; ++rank) {
-      if (rank == rank_) continue;
-      exchange.send(call.in.data, to.bytes(rank_), rank);
-      exchange.recv(to.data(rank), to.bytes(rank), rank);
-    }
-    exchange.copy(to.data(rank_), call.in.data, to.bytes(rank_), rank_);
-    exchange.start();
+    exchange(call, turn, [&](int) { return call.in; }, [&](int rank) { return out_block(call, size_, rank); });
   }
 
   void reduce_scatter(const Call& call, Lane& lane) {
@@ -186,67 +131,48 @@ class NcclCommunicator : public OpMethods<NcclCommunicator> {
       return library_->reduce_scatter(call.in.data, call.out.data, elements(call.out.count, view), view.type,
                                       reduction.get(), turn.comm, turn.stream);
     }
-    const Blocks from = inputs(call);
     Group group(*library_);
     for (int rank = 0; rank < size_; ++rank) {
-      const auto count = elements(call.in_counts[static_cast<std::size_t>(rank)], view);
-      if (count != 0) reduce_to(rank, from.data(rank), call.out.data, count, view, reduction, turn);
+      const Buffer from = in_block(call, size_, rank);
+      if (from.count == 0) continue;
+      reduce_to(rank, from.data, call.out.data, elements(from.count, view), view, reduction, turn);
     }
     group.end();
   }
 
   void all_to_all(const Call& call, Lane& lane) {
     const Turn turn = take(lane);
-    const Blocks from = inputs(call);
-    const Blocks to = outputs(call);
     if (!call.vectored && library_->all_to_all) {
-      return library_->all_to_all(call.in.data, call.out.data, static_cast<std::size_t>(from.bytes(0)), Type::Int8,
+      return library_->all_to_all(call.in.data, call.out.data, bytes(call, in_block(call, size_, 0)), Type::Int8,
                                   turn.comm, turn.stream);
     }
-    Exchange exchange(*library_, turn);
-    for (int rank = 0; rank < size_; ++rank) {
-      exchange.send(from.data(rank), from.bytes(rank), rank);
-      exchange.recv(to.data(rank), to.bytes(rank), rank);
-    }
-    exchange.start();
+    exchange(
+        call, turn, [&](int rank) { return in_block(call, size_, rank); },
+        [&](int rank) { return out_block(call, size_, rank); });
   }
 
   void gather(const Call& call, Lane& lane) {
     const Turn turn = take(lane);
-    const auto mine = bytes(call, call.in);
     if (!call.vectored && library_->gather) {
-      return library_->gather(call.in.data, call.out.data, mine, Type::Int8, call.root, turn.comm, turn.stream);
+      return library_->gather(call.in.data, call.out.data, bytes(call, call.in), Type::Int8, call.root, turn.comm,
+                              turn.stream);
     }
-    Exchange exchange(*library_, turn);
-    if (call.root != rank_) {
-      exchange.send(call.in.data, static_cast<int64_t>(mine), call.root);
-      return exchange.start();
-    }
-    const Blocks to = outputs(call);
-    for (int rank = 0; rank < size_; ++rank) {
-      if (rank != rank_) exchange.recv(to.data(rank), to.bytes(rank), rank);
-    }
-    exchange.copy(to.data(rank_), call.in.data, to.bytes(rank_), rank_);
-    exchange.start();
+    const bool root = call.root == rank_;
+    exchange(
+        call, turn, [&](int rank) { return rank == call.root ? call.in : Buffer{}; },
+        [&](int rank) { return root ? out_block(call, size_, rank) : Buffer{}; });
   }
 
   void scatter(const Call& call, Lane& lane) {
     const Turn turn = take(lane);
-    const auto mine = bytes(call, call.out);
     if (!call.vectored && library_->scatter) {
-      return library_->scatter(call.in.data, call.out.data, mine, Type::Int8, call.root, turn.comm, turn.stream);
+      return library_->scatter(call.in.data, call.out.data, bytes(call, call.out), Type::Int8, call.root, turn.comm,
+                               turn.stream);
     }
-    Exchange exchange(*library_, turn);
-    if (call.root != rank_) {
-      exchange.recv(call.out.data, static_cast<int64_t>(mine), call.root);
-      return exchange.start();
-    }
-    const Blocks from = inputs(call);
-    for (int rank = 0; rank < size_; ++rank) {
-      if (rank != rank_) exchange.send(from.data(rank), from.bytes(rank), rank);
-    }
-    exchange.copy(call.out.data, from.data(rank_), from.bytes(rank_), rank_);
-    exchange.start();
+    const bool root = call.root == rank_;
+    exchange(
+        call, turn, [&](int rank) { return root ? in_block(call, size_, rank) : Buffer{}; },
+        [&](int rank) { return rank == call.root ? call.out : Buffer{}; });
   }
 
   // NCCL has no barrier: this is an all_reduce whose result is not used.
@@ -257,7 +183,7 @@ class NcclCommunicator : public OpMethods<NcclCommunicator> {
   }
 
   void send(const Call& call, Lane& lane) {
-    if (call.out.count == 0) return lanes_->check();  // as in Exchange
+    if (call.out.count == 0) return lanes_->check();  // as in exchange()
     const Turn turn = take(lane);
     library_->send(call.out.data, bytes(call, call.out), Type::Int8, call.root, turn.comm, turn.stream);
   }
@@ -278,8 +204,19 @@ class NcclCommunicator : public OpMethods<NcclCommunicator> {
   }
   static std::size_t elements(int64_t count, View view) { return static_cast<std::size_t>(count * view.factor); }
 
-  Blocks inputs(const Call& call) const { return {call.in, call.in_counts, call.in_displs, call, size_}; }
-  Blocks outputs(const Call& call) const { return {call.out, call.out_counts, call.out_displs, call, size_}; }
+  /// Sends `give(rank)` to each rank and receives `take(rank)` from it, in messages that start together. Messages
+  /// without elements are skipped on both sides, and so is this rank's own block if it is in place.
+  template <class Give, class Take>
+  void exchange(const Call& call, const Turn& turn, const Give& give, const Take& take) const {
+    Group group(*library_);
+    for (int rank = 0; rank < size_; ++rank) {
+      const Buffer from = give(rank), to = take(rank);
+      if (rank == rank_ && from.data == to.data) continue;
+      if (from.count != 0) library_->send(from.data, bytes(call, from), Type::Int8, rank, turn.comm, turn.stream);
+      if (to.count != 0) library_->recv(to.data, bytes(call, to), Type::Int8, rank, turn.comm, turn.stream);
+    }
+    group.end();
+  }
 
   View reduced(const Call& call) const {
     if (const auto view = reduction_view(call.dtype, call.red, library_->version())) return *view;
@@ -295,13 +232,12 @@ class NcclCommunicator : public OpMethods<NcclCommunicator> {
   }
 
   void all_gather_by_broadcasts(const Call& call, const Turn& turn) const {
-    const Blocks to = outputs(call);
     Group group(*library_);
     for (int rank = 0; rank < size_; ++rank) {
-      if (to.bytes(rank) == 0) continue;
-      void* const from = rank == rank_ ? call.in.data : to.data(rank);
-      library_->broadcast(from, to.data(rank), static_cast<std::size_t>(to.bytes(rank)), Type::Int8, rank, turn.comm,
-                          turn.stream);
+      const Buffer to = out_block(call, size_, rank);
+      if (to.count == 0) continue;
+      const void* const from = rank == rank_ ? call.in.data : to.data;
+      library_->broadcast(from, to.data, bytes(call, to), Type::Int8, rank, turn.comm, turn.stream);
     }
     group.end();
   }

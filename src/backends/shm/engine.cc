@@ -266,12 +266,6 @@ void Engine::message(const Call& call, Lane& lane) {
 }
 
 void Engine::exchange(const Call& call, Lane& lane) {
-  const auto part = [&](const Buffer& whole, std::span<const int64_t> counts, std::span<const int64_t> displs,
-                        int peer) {
-    const auto index = static_cast<std::size_t>(peer);
-    if (counts.empty()) return whole;
-    return slice(whole, call.dtype, displs[index], counts[index]);
-  };
   const Turn turn(*this);
   require_sound();
   const bool all = call.op == Op::all_to_all;
@@ -285,8 +279,8 @@ void Engine::exchange(const Call& call, Lane& lane) {
     const int peer = (rank_ + i) % size_;
     const bool gives = gives_all || (call.op == Op::gather && peer == call.root);
     const bool takes = takes_all || (call.op == Op::scatter && peer == call.root);
-    const auto from = part(call.in, call.in_counts, call.in_displs, peer);
-    const auto to = part(call.out, call.out_counts, call.out_displs, peer);
+    const auto from = call.in_counts.empty() ? call.in : in_block(call, size_, peer);
+    const auto to = call.out_counts.empty() ? call.out : out_block(call, size_, peer);
     if (peer == rank_) {
       if (gives && takes) {
         copy_bytes(static_cast<std::byte*>(to.data), static_cast<const std::byte*>(from.data),
