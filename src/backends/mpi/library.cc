@@ -3,7 +3,6 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <fstream>
 #include <optional>
 #include <sstream>
@@ -162,50 +161,28 @@ MPI_Op native_op(RedOp red) {
   return MPI_OP_NULL;
 }
 
-/// A reduction that MPI lacks: on types that it does not have, and MIN and MAX of its own floating-point types, whose
-/// result with a NaN depends on the order of the ranks.
-struct OwnReduction {
-  DType dtype;
-  RedOp red;
-  void (*function)(void*, void*, Count*, MPI_Datatype*);
-};
-
-template <DType dtype, RedOp red>
-constexpr OwnReduction own() {
-  return {dtype, red,
-          [](void* in, void* inout, Count* count, MPI_Datatype*) { combine(inout, in, *count, dtype, red); }};
+/// Whether MPI lacks a reduction: it has no floating-point types of 16 and 8 bits, and the results of MIN and MAX of
+/// those that it has depend on the order of the ranks if there is a NaN.
+constexpr bool lacks(DType dtype, RedOp red) {
+  const bool sums = red == RedOp::SUM || red == RedOp::PRODUCT;
+  return orders_numbers(dtype, red) || (sums && row(dtype).kind == DTypeKind::Floating && size_of(dtype) <= 2);
 }
 
-template <DType... dtypes>
-constexpr auto own_orders() {
-  return std::array{own<dtypes, RedOp::MIN>()..., own<dtypes, RedOp::MAX>()...};
+constexpr std::size_t index_of(DType dtype, RedOp red) {
+  return static_cast<std::size_t>(dtype) * kReductions.size() + static_cast<std::size_t>(red);
+}
+constexpr DType dtype_at(std::size_t index) { return static_cast<DType>(index / kReductions.size()); }
+constexpr RedOp red_at(std::size_t index) { return static_cast<RedOp>(index % kReductions.size()); }
+
+/// The core's reduction of an index, as MPI calls it.
+template <std::size_t index>
+void reduce_own(void* in, void* inout, Count* count, MPI_Datatype*) {
+  combine(inout, in, *count, dtype_at(index), red_at(index));
 }
 
-template <DType... dtypes>
-constexpr auto own_sums() {
-  return std::array{own<dtypes, RedOp::SUM>()..., own<dtypes, RedOp::PRODUCT>()...};
-}
-
-constexpr auto kOwnOrders =
-    own_orders<DType::Float8_e4m3fn, DType::Float8_e5m2, DType::Half, DType::BFloat16, DType::Float, DType::Double>();
-constexpr auto kOwnSums = own_sums<DType::Float8_e4m3fn, DType::Float8_e5m2, DType::Half, DType::BFloat16>();
-
-constexpr auto kOwnReductions = [] {
-  std::array<OwnReduction, kOwnOrders.size() + kOwnSums.size()> all{};
-  std::copy(kOwnSums.begin(), kOwnSums.end(), std::copy(kOwnOrders.begin(), kOwnOrders.end(), all.begin()));
-  return all;
-}();
-
-/// The index in kOwnReductions for each element type and reduction, or -1: one lookup per call.
-constexpr auto kOwnIndexes = [] {
-  std::array<std::array<int8_t, kReductions.size()>, kDTypes.size()> indexes{};
-  for (auto& of_type : indexes) of_type.fill(-1);
-  for (std::size_t i = 0; i < kOwnReductions.size(); ++i) {
-    const auto& one = kOwnReductions[i];
-    indexes[static_cast<std::size_t>(one.dtype)][static_cast<std::size_t>(one.red)] = static_cast<int8_t>(i);
-  }
-  return indexes;
-}();
+constexpr auto kOwnReductions = []<std::size_t... index>(std::index_sequence<index...>) {
+  return std::array{&reduce_own<index>...};
+}(std::make_index_sequence<kDTypes.size() * kReductions.size()>());
 
 int wanted_thread_level() {
   const auto name = setting(kThreadLevel, kSerialized);
@@ -257,15 +234,11 @@ Library& Library::get() {
   return library;
 }
 
-MPI_Op Library::op(DType dtype, RedOp red) const {
-  static_assert(kOwnReductions.size() == std::tuple_size_v<decltype(own_ops_)>);
-  const int index = kOwnIndexes[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(red)];
-  return index < 0 ? native_op(red) : own_ops_[static_cast<std::size_t>(index)];
-}
+MPI_Op Library::op(DType dtype, RedOp red) const { return ops_[index_of(dtype, red)]; }
 
 // The core's own reductions compute on the host.
 bool Library::takes_device_memory(const Call& call) const {
-  return device_memory_ && (!row(call.op).is(kReduces) || op(call.dtype, call.red) == native_op(call.red));
+  return device_memory_ && (!row(call.op).is(kReduces) || !lacks(call.dtype, call.red));
 }
 
 void Library::start() {
@@ -298,8 +271,9 @@ void Library::start() {
   check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&limit), &known), "MPI_Comm_get_attr");
   if (known != 0) largest_tag_ = *static_cast<const int*>(limit);
   if (serialized_) start_variants();
-  for (std::size_t i = 0; i < kOwnReductions.size(); ++i) {
-    check(kCreateOp(kOwnReductions[i].function, 1, &own_ops_[i]), "MPI_Op_create");
+  for (std::size_t i = 0; i < ops_.size(); ++i) {
+    ops_[i] = native_op(red_at(i));
+    if (lacks(dtype_at(i), red_at(i))) check(kCreateOp(kOwnReductions[i], 1, &ops_[i]), "MPI_Op_create");
   }
   ready_ = true;
 }
@@ -323,7 +297,9 @@ void Library::stop() {
   std::lock_guard lock(mutex_);
   if (!ready_.exchange(false) || finalized()) return;
   stop_variants();
-  for (auto& op : own_ops_) MPI_Op_free(&op);
+  for (std::size_t i = 0; i < ops_.size(); ++i) {
+    if (lacks(dtype_at(i), red_at(i))) MPI_Op_free(&ops_[i]);
+  }
   if (std::exchange(ours_, false)) check(MPI_Finalize(), "MPI_Finalize");
 }
 

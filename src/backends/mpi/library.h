@@ -186,8 +186,8 @@ class Library {
   bool ours_ = false;
   Algorithms algorithms_;
   ForcedAlgorithms forced_;
-  bool tools_ = false;                // whether MPI_T was started
-  std::array<MPI_Op, 20> own_ops_{};  // parallel to kOwnReductions
+  bool tools_ = false;                                             // whether MPI_T was started
+  std::array<MPI_Op, kDTypes.size() * kReductions.size()> ops_{};  // by type and reduction
 };
 
 }  // namespace mcr::mpi
