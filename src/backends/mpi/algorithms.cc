@@ -28,13 +28,11 @@ void Algorithms::start() {
     control = Control::open("MPIR_CVAR_" + std::string(name) + "_POSIX_INTRA_ALGORITHM");
     // If the user has chosen the general ones for the whole program, there is nothing to switch.
     if (control.own == kGeneral) control.close();
-    any_ = any_ || control.exists();
   }
 }
 
 void Algorithms::stop() {
   for (auto& control : switches_) control.close();
-  any_ = false;
 }
 
 Algorithms::Use::Use(const Control* control) : control_(control) {

@@ -2,6 +2,7 @@
 // The algorithms of collectives inside one host, which MPICH lets a program switch between two calls.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <string_view>
 
@@ -22,7 +23,7 @@ class Algorithms {
   void stop();
 
   bool switches(Op op) const { return of(op).exists(); }
-  bool any() const { return any_; }
+  bool any() const { return std::ranges::any_of(switches_, &Control::exists); }
 
   /// The calls of an op use a variant as long as this object lives. The switches belong to the process, and MPICH wants
   /// them equal on all ranks: left as they are, a call of some ranks would change what all ranks do later, in other
@@ -48,7 +49,6 @@ class Algorithms {
   const Control& of(Op op) const { return switches_[static_cast<std::size_t>(op)]; }
 
   std::array<Control, kOps.size()> switches_{};
-  bool any_ = false;
 };
 
 }  // namespace mcr::mpi

@@ -33,18 +33,15 @@ constexpr std::string_view kPrefix = "coll_tuned_";
 
 void ForcedAlgorithms::start() {
   enabled_ = Control::open(std::string(kPrefix) + "use_dynamic_rules");
-  any_ = enabled_.exists();
   for (std::size_t i = 0; i < kTable.size(); ++i) {
     controls_[i] = Control::open(std::string(kPrefix).append(kTable[i].variable));
-    any_ = any_ && controls_[i].exists();
   }
-  if (!any_) stop();
+  if (!enabled_.exists() || !std::ranges::all_of(controls_, &Control::exists)) stop();
 }
 
 void ForcedAlgorithms::stop() {
   enabled_.close();
   for (auto& control : controls_) control.close();
-  any_ = false;
 }
 
 bool ForcedAlgorithms::forces(const Call& call, int variant) const {

@@ -19,13 +19,13 @@ class ForcedAlgorithms {
   static constexpr std::array<std::string_view, 2> kVariants = {"ring", "doubling"};
   static constexpr std::size_t kSettings = 6;  // rows of the table in forced.cc
 
-  /// Finds the library's variables. Call after MPI_T_init_thread.
+  /// Finds the library's variables: all or none. Call after MPI_T_init_thread.
   void start();
   /// Releases the variables.
   void stop();
 
   /// Whether the library has the variables of all variants.
-  bool any() const { return any_; }
+  bool any() const { return enabled_.exists(); }
   /// Whether the variant forces an algorithm for this call. Calls that are started have other algorithms.
   bool forces(const Call& call, int variant) const;
 
@@ -35,7 +35,6 @@ class ForcedAlgorithms {
  private:
   Control enabled_;
   std::array<Control, kSettings> controls_{};
-  bool any_ = false;
 };
 
 }  // namespace mcr::mpi

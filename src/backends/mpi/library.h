@@ -108,12 +108,6 @@ class Vectors {
 /// The MPI type that moves the elements; to MPI, floating-point types of 16 and 8 bits are integers.
 MPI_Datatype type_of(DType dtype);
 
-/// Whether type_of() and the reduction fit together. (On bytes, SUM is not the `or` that it is on bools.)
-constexpr bool reducible(DType dtype, RedOp red) {
-  if (dtype == DType::Bool && (red == RedOp::SUM || red == RedOp::PRODUCT)) return false;
-  return defined(dtype, red) && red != RedOp::AVG;
-}
-
 /// The buffer of a message as a count and a type. If the count is too large: one element of a type made for the
 /// message.
 class Layout {

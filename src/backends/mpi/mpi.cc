@@ -125,7 +125,7 @@ class MpiCommunicator : public OpMethods<MpiCommunicator> {
 
   bool supports(const Call& call) const override {
     if (!has(call.op)) return false;
-    if (row(call.op).is(kReduces) && !reducible(call.dtype, call.red)) return false;
+    if (row(call.op).is(kReduces) && (!defined(call.dtype, call.red) || call.red == RedOp::AVG)) return false;
     if (call.device.type != DeviceType::CPU && !library_.takes_device_memory(call)) return false;
     if constexpr (kSmallCounts) return largest_total(call) <= INT_MAX;
     return true;
@@ -223,8 +223,8 @@ class MpiCommunicator : public OpMethods<MpiCommunicator> {
 
   void barrier(const Call& call, Lane& lane) { post(call, lane, kBarrier, {}); }
 
-  void send(const Call& call, Lane& lane) { message(call, lane); }
-  void recv(const Call& call, Lane& lane) { message(call, lane); }
+  void send(const Call& call, Lane& lane) { message(call, lane, kSend); }
+  void recv(const Call& call, Lane& lane) { message(call, lane, kReceive); }
 
   // Running operations may never end, so freeing could wait forever.
   void abort() noexcept override {
@@ -263,23 +263,18 @@ class MpiCommunicator : public OpMethods<MpiCommunicator> {
     lane.track(std::move(operation));
   }
 
-  void start(const Call& call, Message& message) {
-    const auto lock = library_.lock();
-    const Layout layout(call.out.count, call.dtype);
-    const int peer = call.root == kAnyRank ? MPI_ANY_SOURCE : call.root;
-    const auto routine = [&] {
-      if (call.op == Op::send) {
-        return kSend(call.out.data, layout.count(), layout.type(), peer, call.tag, comm(call), message.handle());
-      }
-      return kReceive(call.out.data, layout.count(), layout.type(), peer, call.tag, comm(call), message.handle());
-    };
-    if (const int code = routine(); code != MPI_SUCCESS) message.fail(code);
-  }
-
   // Always started, never MPI_Send or MPI_Recv: other threads need the lock while this one waits for the peer.
-  void message(const Call& call, Lane& lane) {
+  template <class Start>
+  void message(const Call& call, Lane& lane, const Start& start) {
     auto message = std::make_unique<Message>(call);
-    start(call, *message);
+    const int peer = call.root == kAnyRank ? MPI_ANY_SOURCE : call.root;
+    {
+      const auto lock = library_.lock();
+      const Layout layout(call.out.count, call.dtype);
+      const int code =
+          start(call.out.data, layout.count(), layout.type(), peer, call.tag, comm(call), message->handle());
+      if (code != MPI_SUCCESS) message->fail(code);
+    }
     lane.track(std::move(message));
   }
 
@@ -290,16 +285,8 @@ class MpiCommunicator : public OpMethods<MpiCommunicator> {
   int rank_, size_;
 };
 
-MPI_Comm from_integer(uintptr_t value) {
-  // An integer in one ABI, a pointer in the other; each branch compiles only in its own ABI.
-  return [value]<class T>(std::type_identity<T>) {
-    if constexpr (std::is_pointer_v<T>) {
-      return reinterpret_cast<T>(value);
-    } else {
-      return static_cast<T>(value);
-    }
-  }(std::type_identity<MPI_Comm>());
-}
+// A handle is an integer in one ABI and a pointer in the other: no other cast makes both.
+MPI_Comm from_integer(uintptr_t value) { return (MPI_Comm)value; }  // NOLINT
 
 /// Equal on all ranks and in every run; below every library's largest tag.
 int tag_of(std::string_view name) {
