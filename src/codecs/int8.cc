@@ -54,85 +54,72 @@ T scale_of(T most) {
 }
 
 template <class T>
-class Blocks {
- public:
-  explicit Blocks(int64_t block) : block_(block) {}
-
-  int64_t scales(int64_t count) const { return (count + block_ - 1) / block_; }
-  int64_t bytes(int64_t count) const { return scales(count) * static_cast<int64_t>(sizeof(T)) + count; }
-
-  void encode(const T* in, int64_t count, std::byte* out) const {
-    std::byte* whole = out + bytes(count) - count;
-    for (int64_t start = 0; start < count; start += block_, out += sizeof(T)) {
-      const int64_t length = std::min(block_, count - start);
-      const T most = largest(in + start, length);
-      const T scale = scale_of(most);
-      std::memcpy(out, &scale, sizeof(T));
-      quantise(in + start, length, scale > 0 ? 127 / most : T{0}, whole + start);
-    }
-  }
-
-  void decode(const std::byte* in, T* out, int64_t count) const {
-    const std::byte* whole = in + bytes(count) - count;
-    for (int64_t start = 0; start < count; start += block_, in += sizeof(T)) {
-      T scale;
-      std::memcpy(&scale, in, sizeof(T));
-      const auto* __restrict from = reinterpret_cast<const int8_t*>(whole + start);
-      T* __restrict to = out + start;
-      const int64_t length = std::min(block_, count - start);
-      for (int64_t i = 0; i < length; ++i) to[i] = scale * static_cast<T>(from[i]);
-    }
-  }
-
- private:
-  static void quantise(const T* __restrict in, int64_t length, T factor, std::byte* __restrict out) {
-    using Word = typename Bits<T>::Word;
-    for (int64_t i = 0; i < length; ++i) {
-      const T finite = factor == 0 ? T{0} : in[i];  // 0 * infinity would not be 0
-      out[i] = static_cast<std::byte>(std::bit_cast<Word>(finite * factor + Bits<T>::kRound));
-    }
-  }
-
-  int64_t block_;
-};
-
-template <class T>
-void encode_blocks(const Blocks<T>* blocks, const void* in, int64_t count, std::byte* out) {
-  blocks->encode(static_cast<const T*>(in), count, out);
+int64_t bytes(int64_t block, int64_t count) {
+  return (count + block - 1) / block * static_cast<int64_t>(sizeof(T)) + count;
 }
 
 template <class T>
-void decode_blocks(const Blocks<T>* blocks, const std::byte* in, void* out, int64_t count) {
-  blocks->decode(in, static_cast<T*>(out), count);
+void quantise(const T* __restrict in, int64_t length, T factor, std::byte* __restrict out) {
+  using Word = typename Bits<T>::Word;
+  for (int64_t i = 0; i < length; ++i) {
+    const T finite = factor == 0 ? T{0} : in[i];  // 0 * infinity would not be 0
+    out[i] = static_cast<std::byte>(std::bit_cast<Word>(finite * factor + Bits<T>::kRound));
+  }
+}
+
+template <class T>
+void encode_blocks(int64_t block, const void* values, int64_t count, std::byte* out) {
+  const T* in = static_cast<const T*>(values);
+  std::byte* whole = out + bytes<T>(block, count) - count;
+  for (int64_t start = 0; start < count; start += block, out += sizeof(T)) {
+    const int64_t length = std::min(block, count - start);
+    const T most = largest(in + start, length);
+    const T scale = scale_of(most);
+    std::memcpy(out, &scale, sizeof(T));
+    quantise(in + start, length, scale > 0 ? 127 / most : T{0}, whole + start);
+  }
+}
+
+template <class T>
+void decode_blocks(int64_t block, const std::byte* in, void* values, int64_t count) {
+  T* out = static_cast<T*>(values);
+  const std::byte* whole = in + bytes<T>(block, count) - count;
+  for (int64_t start = 0; start < count; start += block, in += sizeof(T)) {
+    T scale;
+    std::memcpy(&scale, in, sizeof(T));
+    const auto* __restrict from = reinterpret_cast<const int8_t*>(whole + start);
+    T* __restrict to = out + start;
+    const int64_t length = std::min(block, count - start);
+    for (int64_t i = 0; i < length; ++i) to[i] = scale * static_cast<T>(from[i]);
+  }
 }
 
 class Int8 final : public Codec {
  public:
-  explicit Int8(std::string name, int64_t block) : Codec(std::move(name)), single_(block), twice_(block) {}
+  explicit Int8(std::string name, int64_t block) : Codec(std::move(name)), block_(block) {}
   bool accepts(DType dtype) const override { return row(dtype).kind == DTypeKind::Floating && size_of(dtype) > 1; }
   bool fixed() const override { return true; }
   int64_t capacity(int64_t count, DType dtype) const override {
-    return dtype == DType::Float ? single_.bytes(count) : twice_.bytes(count);
+    return dtype == DType::Float ? bytes<float>(block_, count) : bytes<double>(block_, count);
   }
   int64_t encode(const void* in, int64_t count, DType dtype, std::byte* out) const override {
     if (dtype == DType::Float) {
-      vectorized<encode_blocks<float>>(&single_, in, count, out);
+      vectorized<encode_blocks<float>>(block_, in, count, out);
     } else {
-      vectorized<encode_blocks<double>>(&twice_, in, count, out);
+      vectorized<encode_blocks<double>>(block_, in, count, out);
     }
     return capacity(count, dtype);
   }
   void decode(const std::byte* in, int64_t, void* out, int64_t count, DType dtype) const override {
     if (dtype == DType::Float) {
-      vectorized<decode_blocks<float>>(&single_, in, out, count);
+      vectorized<decode_blocks<float>>(block_, in, out, count);
     } else {
-      vectorized<decode_blocks<double>>(&twice_, in, out, count);
+      vectorized<decode_blocks<double>>(block_, in, out, count);
     }
   }
 
  private:
-  Blocks<float> single_;
-  Blocks<double> twice_;
+  const int64_t block_;
 };
 
 std::unique_ptr<Codec> make(const Options& options) {
