@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdlib>
+#include <cstring>
 #include <string_view>
 #include <utility>
 
@@ -261,31 +262,18 @@ int wanted_lanes() {
                                           ", got '" + std::string(text) + "'");
 }
 
-constexpr std::string_view kDigits = "0123456789abcdef";
-constexpr char kFailure = '!';
+constexpr char kIds = '=', kFailure = '!';  // the first rank's answer begins with one of them
 
-std::string as_text(const std::vector<UniqueId>& ids) {
-  std::string text;
-  for (const auto& id : ids) {
-    for (const char byte : id.bytes) {
-      const auto value = static_cast<unsigned char>(byte);
-      text += {kDigits[value >> 4], kDigits[value & 15]};
-    }
+std::vector<UniqueId> ids_of(const std::string& answer) {
+  const std::string first = "the group's first rank: ";
+  if (answer.starts_with(kFailure)) throw Error(ErrorCode::Backend, first + answer.substr(1));
+  const std::size_t length = answer.starts_with(kIds) ? answer.size() - 1 : 0;
+  if (length == 0 || length % sizeof(UniqueId) != 0) {
+    throw Error(ErrorCode::Backend, first + "expected ids of " + std::to_string(sizeof(UniqueId)) + " bytes, got " +
+                                        std::to_string(length) + " bytes");
   }
-  return text;
-}
-
-std::vector<UniqueId> from_text(const std::string& text) {
-  constexpr std::size_t kLength = 2 * sizeof(UniqueId);
-  if (text.empty() || text.size() % kLength != 0) {
-    throw Error(ErrorCode::Backend, "the group's first rank: expected ids of " + std::to_string(kLength) +
-                                        " characters, got " + std::to_string(text.size()) + " characters");
-  }
-  std::vector<UniqueId> ids(text.size() / kLength);
-  for (std::size_t i = 0; i < text.size() / 2; ++i) {
-    const auto value = kDigits.find(text[2 * i]) << 4 | kDigits.find(text[2 * i + 1]);
-    ids[i / sizeof(UniqueId)].bytes[i % sizeof(UniqueId)] = static_cast<char>(value);
-  }
+  std::vector<UniqueId> ids(length / sizeof(UniqueId));
+  std::memcpy(ids.data(), answer.data() + 1, length);
   return ids;
 }
 
@@ -293,11 +281,7 @@ std::vector<UniqueId> from_text(const std::string& text) {
 /// error.
 std::vector<UniqueId> agree(const Library& library, const GroupSpec& spec) {
   static constexpr const char* kKey = "ids";
-  if (spec.rank != 0) {
-    const std::string answer = spec.store->get(kKey);
-    if (answer.starts_with(kFailure)) throw Error(ErrorCode::Backend, "the group's first rank: " + answer.substr(1));
-    return from_text(answer);
-  }
+  if (spec.rank != 0) return ids_of(spec.store->get(kKey));
   std::vector<UniqueId> ids;
   try {
     ids.resize(static_cast<std::size_t>(wanted_lanes()));
@@ -306,7 +290,11 @@ std::vector<UniqueId> agree(const Library& library, const GroupSpec& spec) {
     if (spec.store != nullptr) spec.store->set(kKey, kFailure + std::string(current_error().what()));
     throw;
   }
-  if (spec.size() > 1) spec.store->set(kKey, as_text(ids));
+  if (spec.size() > 1) {
+    std::string answer(1, kIds);
+    for (const auto& id : ids) answer.append(id.bytes.data(), id.bytes.size());
+    spec.store->set(kKey, answer);
+  }
   return ids;
 }
 
