@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backends/nccl/types.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
-#include <string_view>
 
 #include "base/elements.h"
 
@@ -12,42 +12,29 @@ namespace mcr::nccl {
 namespace {
 
 struct Known {
-  std::string_view name;
+  DType dtype;
   Type type;
   int64_t factor = 1;
   int since = 0;
 };
 
-// By name, so that an element type which the core lacks does no harm here.
 constexpr std::array kKnown = {
-    Known{"uint8", Type::Uint8},
-    Known{"int8", Type::Int8},
-    Known{"uint32", Type::Uint32},
-    Known{"int32", Type::Int32},
-    Known{"uint64", Type::Uint64},
-    Known{"int64", Type::Int64},
-    Known{"float16", Type::Float16},
-    Known{"bfloat16", Type::Bfloat16},
-    Known{"float32", Type::Float32},
-    Known{"float64", Type::Float64},
-    Known{"bool", Type::Uint8},
-    Known{"complex64", Type::Float32, 2},
-    Known{"complex128", Type::Float64, 2},
-    Known{"float8_e4m3fn", Type::Float8e4m3, 1, kFloat8Version},
-    Known{"float8_e5m2", Type::Float8e5m2, 1, kFloat8Version},
+    Known{DType::Byte, Type::Uint8},
+    Known{DType::Char, Type::Int8},
+    Known{DType::UInt32, Type::Uint32},
+    Known{DType::Int, Type::Int32},
+    Known{DType::UInt64, Type::Uint64},
+    Known{DType::Long, Type::Int64},
+    Known{DType::Half, Type::Float16},
+    Known{DType::BFloat16, Type::Bfloat16},
+    Known{DType::Float, Type::Float32},
+    Known{DType::Double, Type::Float64},
+    Known{DType::Bool, Type::Uint8},
+    Known{DType::ComplexFloat, Type::Float32, 2},
+    Known{DType::ComplexDouble, Type::Float64, 2},
+    Known{DType::Float8_e4m3fn, Type::Float8e4m3, 1, kFloat8Version},
+    Known{DType::Float8_e5m2, Type::Float8e5m2, 1, kFloat8Version},
 };
-
-// The index in kKnown of each element type of the core, or -1.
-constexpr auto kPlaces = [] {
-  std::array<int, kDTypes.size()> places{};
-  for (std::size_t i = 0; i < places.size(); ++i) {
-    places[i] = -1;
-    for (std::size_t j = 0; j < kKnown.size(); ++j) {
-      if (kKnown[j].name == kDTypes[i].name) places[i] = static_cast<int>(j);
-    }
-  }
-  return places;
-}();
 
 bool has(const Known& known, DTypeKind kind, RedOp red) {
   switch (red) {
@@ -111,11 +98,9 @@ Scalar scalar_of(Type type, double factor) {
 }  // namespace
 
 std::optional<View> reduction_view(DType dtype, RedOp red, int version) {
-  const int place = kPlaces[static_cast<std::size_t>(dtype)];
-  if (place < 0) return std::nullopt;
-  const Known& known = kKnown[static_cast<std::size_t>(place)];
-  if (version < known.since || !has(known, row(dtype).kind, red)) return std::nullopt;
-  return View{known.type, known.factor};
+  const auto known = std::ranges::find(kKnown, dtype, &Known::dtype);
+  if (known == kKnown.end() || version < known->since || !has(*known, row(dtype).kind, red)) return std::nullopt;
+  return View{known->type, known->factor};
 }
 
 Reduction::Reduction(const Library& library, const Call& call, Type type, Comm comm, int ranks)
