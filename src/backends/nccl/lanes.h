@@ -48,6 +48,7 @@ class Lanes : public std::enable_shared_from_this<Lanes> {
   void set_collecting(bool collecting) noexcept { collecting_ = collecting; }
   /// Keeps memory that operations use until the communicators have ended.
   void own(std::shared_ptr<void> memory) { memory_ = std::move(memory); }
+  void* memory() const { return memory_.get(); }
   /// Frees the communicators in the regular way, unless they are being aborted. They are not used afterwards.
   void close() noexcept;
 

@@ -31,11 +31,10 @@ struct Turn {
 
 class NcclCommunicator : public OpMethods<NcclCommunicator> {
  public:
-  /// `flags`: memory that the lanes own.
-  NcclCommunicator(std::shared_ptr<const Library> library, std::shared_ptr<Lanes> lanes, void* flags,
-                   const GroupSpec& spec, bool keeps_launch_order)
+  /// The lanes own the barriers' memory.
+  NcclCommunicator(std::shared_ptr<const Library> library, std::shared_ptr<Lanes> lanes, const GroupSpec& spec,
+                   bool keeps_launch_order)
       : library_(std::move(library)),
-        flags_(flags),
         lanes_(std::move(lanes)),
         rank_(spec.rank),
         size_(spec.size()),
@@ -179,7 +178,7 @@ class NcclCommunicator : public OpMethods<NcclCommunicator> {
   // NCCL has no barrier: this is an all_reduce whose result is not used.
   void barrier(const Call&, Lane& lane) {
     const Turn turn = take(lane);
-    std::byte* const flag = at(flags_, kBarrierStride * lane.index());
+    std::byte* const flag = at(lanes_->memory(), kBarrierStride * lane.index());
     library_->all_reduce(flag, flag, 1, Type::Int8, Operator::Sum, turn.comm, turn.stream);
   }
 
@@ -244,7 +243,6 @@ class NcclCommunicator : public OpMethods<NcclCommunicator> {
   }
 
   const std::shared_ptr<const Library> library_;
-  void* const flags_;  // for the barriers
   const std::shared_ptr<Lanes> lanes_;
   Lanes::Lock batch_;  // held from begin_batch() to end_batch(), by the calling thread
   const int rank_, size_;
@@ -323,18 +321,15 @@ class NcclBackend : public Backend {
     const bool ordered = order_launches();
     const DeviceGuard guard(library_->stand_in() ? Device{} : spec.device);
     auto lanes = std::make_shared<Lanes>(library_);
-    void* flags = nullptr;
     try {
       for (const auto& id : agree(*library_, spec)) lanes->connect(id, spec);
-      auto made = make_flags(library_->stand_in() ? Device{} : spec.device, lanes->size());
-      flags = made.get();
-      lanes->own(std::move(made));
+      lanes->own(make_flags(library_->stand_in() ? Device{} : spec.device, lanes->size()));
     } catch (...) {
       lanes->abort("connecting has failed");
       throw;
     }
     watchdog_.watch(lanes);
-    return std::make_unique<NcclCommunicator>(library_, std::move(lanes), flags, spec, ordered);
+    return std::make_unique<NcclCommunicator>(library_, std::move(lanes), spec, ordered);
   }
 
   void shutdown() override {
