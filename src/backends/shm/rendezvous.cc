@@ -435,23 +435,15 @@ class Rendezvous {
 }  // namespace
 
 std::vector<int> Peers::gone() const {
-  std::vector<pollfd> files;
-  std::vector<int> ranks;
-  for (std::size_t rank = 0; rank < peers_.size(); ++rank) {
-    const auto& peer = peers_[rank];
-    if (peer.socket) {
-      files.push_back({peer.socket.get(), POLLRDHUP, 0});
-      ranks.push_back(static_cast<int>(rank));
-    }
-    if (peer.process) {
-      files.push_back({peer.process.get(), POLLIN, 0});
-      ranks.push_back(static_cast<int>(rank));
-    }
+  std::vector<pollfd> files;  // two for each rank; poll() ignores those that there are not
+  for (const auto& peer : peers_) {
+    files.push_back({peer.socket.get(), POLLRDHUP, 0});
+    files.push_back({peer.process.get(), POLLIN, 0});
   }
   std::vector<int> found;
-  if (files.empty() || poll(files.data(), files.size(), 0) <= 0) return found;
-  for (std::size_t i = 0; i < files.size(); ++i) {
-    if (files[i].revents != 0 && (found.empty() || found.back() != ranks[i])) found.push_back(ranks[i]);
+  if (poll(files.data(), files.size(), 0) <= 0) return found;
+  for (std::size_t rank = 0; rank < peers_.size(); ++rank) {
+    if ((files[2 * rank].revents | files[2 * rank + 1].revents) != 0) found.push_back(static_cast<int>(rank));
   }
   return found;
 }
