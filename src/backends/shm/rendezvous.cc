@@ -160,10 +160,8 @@ class Rendezvous {
       }
     });
     meeting.processes = processes_of(peers);
-    const auto [readable, mapped] = agreed_reach(meeting);
+    agree_on_reach(meeting);
     forget_steps();
-    if (!readable) meeting.processes.clear();
-    if (!mapped) meeting.heaps.clear();
     meeting.peers = Peers(std::move(peers));
     meeting.streams = cards_.front().streams;
     meeting.cores = cores();
@@ -381,24 +379,21 @@ class Rendezvous {
     return processes;
   }
 
-  struct Reach {
-    bool readable = true;  // each rank can read the memory of all others, which the system may forbid
-    bool mapped = true;    // each rank has mapped the heaps of all others
-  };
-
-  /// The reach that all ranks have. The token of each stays at its address until all have answered.
-  Reach agreed_reach(const Meeting& meeting) {
-    Reach reach{true, !meeting.heaps.empty()};
+  /// Keeps the processes if each rank can read the memory of all others, which the system may forbid, and the heaps if
+  /// each has mapped those of all others. The token of each rank stays at its address until all have answered.
+  void agree_on_reach(Meeting& meeting) {
+    bool readable = true, mapped = !meeting.heaps.empty();
     for (std::size_t rank = 0; rank < cards_.size(); ++rank) {
       const bool own = static_cast<int>(rank) == spec_.rank;
-      reach.readable = reach.readable && (own || can_read(meeting.processes[rank], cards_[rank]));
+      readable = readable && (own || can_read(meeting.processes[rank], cards_[rank]));
     }
     const auto word = [](bool yes) { return yes ? "yes" : "no"; };
-    for (const auto& text : gather("reach", std::string(word(reach.readable)) + ' ' + word(reach.mapped))) {
-      reach.readable = reach.readable && text.starts_with("yes");
-      reach.mapped = reach.mapped && text.ends_with("yes");
+    for (const auto& text : gather("reach", std::string(word(readable)) + ' ' + word(mapped))) {
+      readable = readable && text.starts_with("yes");
+      mapped = mapped && text.ends_with("yes");
     }
-    return reach;
+    if (!readable) meeting.processes.clear();
+    if (!mapped) meeting.heaps.clear();
   }
 
   static bool can_read(pid_t process, const Card& card) {
