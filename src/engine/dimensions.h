@@ -44,8 +44,6 @@ class DimensionsCommunicator : public Communicator {
   bool packed() const override { return whole_->packed(); }
   int patience() const override;
   bool moves_data() const override { return moves_data_; }
-  void begin_batch() override { whole_->begin_batch(); }
-  void end_batch() override { whole_->end_batch(); }
   void check() override;
   void abort() noexcept override;
 

@@ -48,8 +48,6 @@ class StripedCommunicator final : public Communicator {
   bool packed() const override { return first().packed(); }
   int patience() const override { return std::max(first().patience(), second().patience()); }
   bool moves_data() const override { return first().moves_data() && second().moves_data(); }
-  void begin_batch() override { first().begin_batch(); }
-  void end_batch() override { first().end_batch(); }
   void check() override;
   void abort() noexcept override;
 
