@@ -272,14 +272,12 @@ class Waited : public Request {
 
 class C10dCommunicator : public OpMethods<C10dCommunicator> {
  public:
-  explicit C10dCommunicator(c10::intrusive_ptr<c10d::Backend> backend)
+  /// Collective for gloo, whose ranks compare their hosts.
+  C10dCommunicator(c10::intrusive_ptr<c10d::Backend> backend, const GroupSpec& spec)
       : backend_(std::move(backend)),
         gloo_(backend_->getBackendName() == "gloo"),
-        fake_(backend_->getBackendName() == "fake") {}
-  /// Decides how gloo, which has no reduce_scatter, does one. All ranks call it first, and decide on equal values.
-  void compare_hosts(const GroupSpec& spec) {
-    if (gloo_) exchanges_ = exchange_sends_no_more(hosts(spec));
-  }
+        fake_(backend_->getBackendName() == "fake"),
+        exchanges_(gloo_ && exchange_sends_no_more(hosts(spec))) {}
   C10dCommunicator(const C10dCommunicator&) = delete;
   C10dCommunicator& operator=(const C10dCommunicator&) = delete;
   ~C10dCommunicator() override { waiters_->stop(); }
@@ -459,7 +457,7 @@ class C10dCommunicator : public OpMethods<C10dCommunicator> {
 
   const c10::intrusive_ptr<c10d::Backend> backend_;
   const bool gloo_, fake_;
-  bool exchanges_ = false;
+  const bool exchanges_;  // how gloo, which has no reduce_scatter, does one; equal on all ranks
   const std::shared_ptr<Waiters> waiters_ = std::make_shared<Waiters>();
 };
 
@@ -479,9 +477,7 @@ class C10dBackend : public Backend {
                                                   std::to_string(backend->getSize()) + ", the group's member is rank " +
                                                   std::to_string(spec.rank) + " of " + std::to_string(spec.size()));
     }
-    auto communicator = std::make_unique<C10dCommunicator>(std::move(backend));
-    communicator->compare_hosts(spec);
-    return communicator;
+    return std::make_unique<C10dCommunicator>(std::move(backend), spec);
   }
 };
 
