@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -119,7 +120,7 @@ enum class DeviceType : uint8_t { CPU, CUDA };
 struct Device {
   DeviceType type = DeviceType::CPU;
   int index = 0;
-  bool operator==(const Device&) const = default;
+  auto operator<=>(const Device&) const = default;
 };
 
 constexpr std::string_view name(DeviceType type) { return type == DeviceType::CPU ? "cpu" : "cuda"; }

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <map>
 #include <mutex>
-#include <utility>
 
 #include "base/immortal.h"
 
@@ -39,11 +38,11 @@ std::shared_ptr<Reference> make_reference(const Stream& stream) {
 std::shared_ptr<Reference> reference_of(Device device) {
   struct References {
     std::mutex mutex;
-    std::map<std::pair<int, int>, std::shared_ptr<Reference>> all;
+    std::map<Device, std::shared_ptr<Reference>> all;
   };
   static auto& references = immortal<References>();
   const std::lock_guard lock(references.mutex);
-  auto& found = references.all[{static_cast<int>(device.type), device.index}];
+  auto& found = references.all[device];
   if (found == nullptr) {
     found = make_reference(DeviceRuntime::of(device.type).make_stream(device, false));
   } else if (now() - found->host > kLifetime) {

@@ -5,7 +5,6 @@
 #include <memory>
 #include <mutex>
 #include <new>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -42,12 +41,10 @@ class EventPool {
 
  private:
   // An event belongs to the device that it was first recorded on.
-  std::vector<std::unique_ptr<Event>>& idle_of(const ReturnEvent& kind) {
-    return idle_[{static_cast<int>(kind.device.type), kind.device.index, kind.timing}];
-  }
+  std::vector<std::unique_ptr<Event>>& idle_of(const ReturnEvent& kind) { return idle_[{kind.device, kind.timing}]; }
 
   std::mutex mutex_;
-  std::map<std::tuple<int, int, bool>, std::vector<std::unique_ptr<Event>>> idle_;  // guarded by mutex_
+  std::map<std::pair<Device, bool>, std::vector<std::unique_ptr<Event>>> idle_;  // guarded by mutex_
 };
 
 // Never destroyed: during process exit the devices' libraries may end first.

@@ -15,8 +15,6 @@ std::atomic<bool> high_priority{false};
 // Later lanes share these: torch has 32 streams of each priority, which the program uses too.
 constexpr int kMost = 8;
 
-std::pair<int, int> key(Device device) { return {static_cast<int>(device.type), device.index}; }
-
 }  // namespace
 
 void StreamPool::prefer_high_priority(bool high) noexcept { high_priority = high; }
@@ -29,7 +27,7 @@ int StreamPool::reserve(int count) {
 Stream StreamPool::lane(Device device, int index) {
   const std::lock_guard lock(mutex_);
   index %= kMost;
-  auto& lanes = lanes_[key(device)];
+  auto& lanes = lanes_[device];
   while (std::cmp_less_equal(lanes.size(), index)) {
     lanes.push_back(DeviceRuntime::of(device.type).make_stream(device, high_priority));
   }
@@ -39,11 +37,11 @@ Stream StreamPool::lane(Device device, int index) {
 LaunchOrder& LaunchOrder::of(Device device) {
   struct Orders {
     std::mutex mutex;
-    std::map<std::pair<int, int>, LaunchOrder> all;
+    std::map<Device, LaunchOrder> all;
   };
   static auto& orders = immortal<Orders>();
   const std::lock_guard lock(orders.mutex);
-  return orders.all[key(device)];
+  return orders.all[device];
 }
 
 void LaunchOrder::join_last(const Stream& stream) {

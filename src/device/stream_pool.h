@@ -3,7 +3,6 @@
 
 #include <map>
 #include <mutex>
-#include <utility>
 #include <vector>
 
 #include "device/event_pool.h"
@@ -23,8 +22,8 @@ class StreamPool {
 
  private:
   std::mutex mutex_;
-  int reserved_ = 0;                                          // guarded by mutex_
-  std::map<std::pair<int, int>, std::vector<Stream>> lanes_;  // by device; guarded by mutex_
+  int reserved_ = 0;                             // guarded by mutex_
+  std::map<Device, std::vector<Stream>> lanes_;  // guarded by mutex_
 };
 
 /// The one order in which this process issues work to a device. Operations of its backends may hold the device while
