@@ -224,7 +224,7 @@ TEST(a_round_is_waited_for_as_long_as_one_of_its_calls_is) {
 // A group with two backends and the stripe over both.
 class Several {
  public:
-  Several() {
+  explicit Several(int size = 1) : group(std::make_shared<Group>(ranks::spec(size, 0))) {
     connect(first_, "left", logs[0]);
     connect(second_, "right", logs[1]);
     connect_striped(*group, "left", "right");
@@ -243,7 +243,7 @@ class Several {
   Registry::Entry first_, second_;
 
  public:
-  const std::shared_ptr<Group> group = std::make_shared<Group>(ranks::spec(1, 0));
+  const std::shared_ptr<Group> group;
 };
 
 // Otherwise their flushes would have an order of their own on each rank.
@@ -269,6 +269,36 @@ TEST(backends_that_share_communicators_flush_together) {
     CHECK(pass->statistics().calls == 4 && pass->statistics().flushes == 3);
     several.group->set_passes({});
   }
+}
+
+TEST(a_call_joins_the_buffer_of_the_backend_that_is_best_for_a_full_one) {
+  constexpr int64_t kFull = 1 << 20, kSmaller = kFull / 2;
+  constexpr int kRanks = 4;
+  const auto shadow = std::make_shared<Several>(kRanks);
+  Tuning tuning;
+  for (const auto op : {Op::broadcast, Op::all_reduce, Op::all_gather, Op::reduce_scatter}) {
+    const auto types = row(op).is(kReduces) ? DTypeClass::Float : DTypeClass::Any;
+    const auto costs = [&](const char* backend, int32_t smaller, int32_t full) {
+      const CostCurve curve({{4, smaller << 16}, {kSmaller, smaller << 16}, {kFull, full << 16}});
+      tuning.costs.push_back({{op, false, true, DeviceType::CPU, types}, backend, curve});
+    };
+    costs("left", 10, 30);
+    costs("right", 20, 20);
+  }
+  shadow->group->tune(tuning);
+  Several several(kRanks);
+  const std::map<std::string, FuseLimits> each = {
+      {"left", limits(kFull)}, {"right", limits(kFull)}, {"stripe(left,right)", limits(kFull)}};
+  const auto pass = std::make_shared<Fuse>(Shadow{shadow, shadow->group.get()}, each);
+  several.group->set_passes({pass});
+  Floats one(4), all(4 * kRanks);
+  for (const auto& made : {call(Op::broadcast, one), call(Op::all_reduce, one), call(Op::all_gather, one, all),
+                           call(Op::reduce_scatter, all, one)}) {
+    CHECK(ranks::start(*several.group, made)->wait_for(10s));
+    const auto is_made = [&](const Call& fused) { return fused.dtype == DType::Float && fused.op == made.op; };
+    CHECK(std::ranges::none_of(shadow->logs[0].calls, is_made) && std::ranges::any_of(shadow->logs[1].calls, is_made));
+  }
+  several.group->set_passes({});
 }
 
 // Calls that a pass in front of the first one holds come to it later.

@@ -81,9 +81,7 @@ Fuse::Fuse(std::shared_ptr<Group> shadow, const std::map<std::string, FuseLimits
 Candidate* Fuse::candidate_of(const Passage& passage) {
   if (const auto* candidate = named_candidate(passage)) return shadow_->find(candidate->name);
   Call full = passage.call;
-  const auto elements = std::max<int64_t>(largest_buffer_ / size_of(full.dtype) / shadow_->size(), 1);
-  if (full.in.count != 0) full.in.count = full.op == Op::reduce_scatter ? elements * shadow_->size() : elements;
-  full.out.count = full.op == Op::all_reduce || full.op == Op::all_gather ? elements * shadow_->size() : elements;
+  full.size_hint = largest_buffer_;
   return &shadow_->choose_unruled(full);
 }
 
