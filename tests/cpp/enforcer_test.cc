@@ -61,7 +61,7 @@ TEST(a_call_that_was_issued_is_released_without_the_lock) {
   Calls calls;
   calls.make(0);
   CHECK(calls.asked == 1);
-  calls.enforcer->set_order({{1, 0, 0}, {0, 0, 0}}, 2, 0);
+  calls.enforcer->set_order({{1, 0, 0}, {0, 0, 0}}, 2);
   calls.make(0);
   CHECK(calls.asked == 1);
   calls.make(1);
@@ -71,7 +71,7 @@ TEST(a_call_that_was_issued_is_released_without_the_lock) {
 TEST(a_call_of_a_lost_group_is_released_without_the_lock) {
   const std::string lost = "gone";
   Calls calls;
-  calls.enforcer->set_order({{1, 0, 0}, {0, 0, 0}}, 2, 0);
+  calls.enforcer->set_order({{1, 0, 0}, {0, 0, 0}}, 2);
   calls.make(0);
   calls.lost = &lost;
   calls.enforcer->drive();

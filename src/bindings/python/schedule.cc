@@ -83,12 +83,6 @@ py::dict statistics_of(const PlanControl& control) {
   return result;
 }
 
-std::map<int64_t, uint64_t> digests_of(const PlanControl& control) {
-  std::map<int64_t, uint64_t> rounds;
-  for (const auto& each : control.enforcer()->digests()) rounds[each.round] = each.digest;
-  return rounds;
-}
-
 }  // namespace
 
 void add_schedule(py::module_& module) {
@@ -120,8 +114,9 @@ void add_schedule(py::module_& module) {
            "trace(); "
            "ns, ended 0: not yet.")
       .def("statistics", statistics_of)
-      .def("digests", digests_of,
-           "Digests of the operations issued up to the end of each of the last rounds, while the order was kept.");
+      .def(
+          "digests", [](const PlanControl& control) { return control.enforcer()->digests(); },
+          "Digests of the operations issued up to the end of each of the last rounds, while the order was kept.");
   py::class_<Scheduler, Pass, std::shared_ptr<Scheduler>>(module, "SchedulePass")
       .def(py::init([](std::shared_ptr<PlanControl> control, const Group& group,
                        std::vector<std::shared_ptr<Group>> lanes, bool all_ranks) {

@@ -31,16 +31,15 @@ uint32_t Enforcer::new_lane() {
   return lanes_++;
 }
 
-void Enforcer::set_order(std::vector<PlanPlace> order, uint32_t calls, int64_t first) {
+void Enforcer::set_order(std::vector<PlanPlace> order, uint32_t calls) {
   const std::lock_guard lock(mutex_);
-  uint32_t most = 0;
-  for (const auto& place : order) most = std::max(most, place.ahead);
+  int64_t most = 0;
+  for (const auto& place : order) most = std::max<int64_t>(most, place.ahead);
   order_ = std::move(order);
   ++order_number_;
-  made_.assign(calls, first);
+  made_.assign(calls, 0);
   left_out_.assign(calls, false);
-  first_ = first;
-  round_ = first - most;
+  round_ = -most;
   next_ = 0;
   idle_ = kIdle;
   idled_ = false;
@@ -100,7 +99,7 @@ bool Enforcer::issue_next(Lock& lock) {
   if (next && next->call != nullptr && !overtakes(*next) && issue(lock, next->call, next->motif)) {
     if (order != order_number_) return true;  // another thread has set a new order meanwhile
     const auto& place = next->call->call;
-    const auto where = static_cast<uint64_t>(place.iteration - first_) * made_.size() + place.call;
+    const auto where = static_cast<uint64_t>(place.iteration) * made_.size() + place.call;
     statistics_.digest = digest(statistics_.digest, where * kMotifs + next->motif);
     end_hold();
     return true;
@@ -168,7 +167,7 @@ bool Enforcer::overtakes(const Head& head) const {
 
 bool Enforcer::past(const PlanPlace& place) const {
   const auto iteration = round_ + place.ahead;
-  if (iteration < first_ || left_out_[place.call]) return true;
+  if (iteration < 0 || left_out_[place.call]) return true;
   if (iteration >= made_[place.call]) return false;  // it has not been made
   const auto call = pending_at(place);
   return call == nullptr || (call->unissued & bit(place.motif)) == 0;
@@ -184,8 +183,8 @@ void Enforcer::advance() {
   missed_ = 0;
   if (++next_ < order_.size()) return;
   next_ = 0;
-  if (kept_ && round_ >= first_) digests_.push_back({round_ - first_, statistics_.digest});
-  if (digests_.size() > kDigests) digests_.pop_front();
+  if (kept_ && round_ >= 0) digests_.emplace(round_, statistics_.digest);
+  if (digests_.size() > kDigests) digests_.erase(digests_.begin());
   ++round_;
   if (!std::exchange(idled_, false)) idle_ = std::min(2 * idle_, kIdle);
 }
@@ -305,9 +304,9 @@ EnforcerStatistics Enforcer::statistics() const {
   return statistics_;
 }
 
-std::vector<OrderDigest> Enforcer::digests() const {
+std::map<int64_t, uint64_t> Enforcer::digests() const {
   const std::lock_guard lock(mutex_);
-  return {digests_.begin(), digests_.end()};
+  return digests_;
 }
 
 }  // namespace mcr

@@ -21,12 +21,6 @@ namespace mcr {
 
 class Progress;
 
-/// A digest of the motifs that were issued by the order up to the end of a round.
-struct OrderDigest {
-  int64_t round = 0;  // counted from the first iteration of the order
-  uint64_t digest = 0;
-};
-
 /// The place of a motif in a plan's order. In round i it stands for the motif of iteration i + `ahead`.
 struct PlanPlace {
   uint32_t call = 0;  // of an iteration
@@ -70,10 +64,10 @@ class Enforcer final : public Driver {
   /// Lanes have numbers, unique in the process.
   uint32_t new_lane();
 
-  /// Sets the order of the iterations from `first` on, whose calls are numbered below `calls`; an empty order is
-  /// program order. Calls that were submitted before are issued in program order. Neither this nor leave_out() issues
-  /// anything, as the caller may hold a lock: it calls drive() after releasing it.
-  void set_order(std::vector<PlanPlace> order, uint32_t calls, int64_t first);
+  /// Sets the order of the iterations from 0 on, whose calls are numbered below `calls`; an empty order is program
+  /// order. Calls that were submitted before are issued in program order. Neither this nor leave_out() issues anything,
+  /// as the caller may hold a lock: it calls drive() after releasing it.
+  void set_order(std::vector<PlanPlace> order, uint32_t calls);
   /// These calls are no longer made: the order goes on without them.
   void leave_out(const std::vector<uint32_t>& calls);
 
@@ -90,9 +84,9 @@ class Enforcer final : public Driver {
   /// Whether motifs are to come; without a lock.
   bool pending() const noexcept { return pending_count_.load(std::memory_order_relaxed) != 0; }
   EnforcerStatistics statistics() const;
-  /// The digests of the last rounds, oldest first, as long as this process has kept the order; equal on ranks that
-  /// have.
-  std::vector<OrderDigest> digests() const;
+  /// By round, for the last ones: a digest of the motifs that were issued up to its end. As long as this process has
+  /// kept the order; equal on ranks that have.
+  std::map<int64_t, uint64_t> digests() const;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -134,7 +128,7 @@ class Enforcer final : public Driver {
   uint64_t order_number_ = 0;   // of the orders so far
   std::vector<int64_t> made_;   // by call: the iteration that it will be made in next
   std::vector<bool> left_out_;  // by call
-  int64_t first_ = 0, round_ = 0;
+  int64_t round_ = 0;
   std::size_t next_ = 0;
   std::deque<Shared> calls_;  // with motifs to come, in program order
   std::vector<Shared> gone_;  // removed from there: drive() releases them at its end, without the lock
@@ -147,7 +141,7 @@ class Enforcer final : public Driver {
   bool idled_ = false;                // it has waited so long in this round
   int missed_ = 0;                    // breaks in a row at a call that has not been made
   bool kept_ = false;                 // everything since the beginning of the order was issued by it
-  std::deque<OrderDigest> digests_;
+  std::map<int64_t, uint64_t> digests_;
   std::optional<Clock::time_point> held_since_;
   EnforcerStatistics statistics_;
   std::atomic<std::size_t> pending_count_{0};

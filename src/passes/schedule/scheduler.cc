@@ -95,7 +95,7 @@ void PlanControl::set_plan(std::map<std::string, Forms> plans, std::vector<PlanP
     }
     iteration_ = 0;
     finding_ = false;
-    enforcer_->set_order(std::move(order), calls, 0);  // no thread sees these plans with an earlier order
+    enforcer_->set_order(std::move(order), calls);  // no thread sees these plans with an earlier order
   }
   enforcer_->drive();
 }
