@@ -39,11 +39,15 @@ class Asks {
 // Calls of which nothing but the enforcer has a reference.
 struct Calls {
   std::shared_ptr<Enforcer> enforcer = std::make_shared<Enforcer>();
+  uint64_t order = 0;
   int asked = 0;
   const std::string* lost = nullptr;
   std::function<void()> ended;
 
-  void make(uint32_t call) {
+  void set_order(std::vector<PlanPlace> places, uint32_t number) {
+    order = enforcer->set_order(std::move(places), number);
+  }
+  void make(uint32_t call, int64_t iteration = 0) {
     auto schedule = Schedule::make();
     Call one;
     one.op = Op::barrier;
@@ -51,7 +55,8 @@ struct Calls {
     schedule->own(std::make_shared<Asks>(*enforcer, asked, ended));
     auto run = std::make_shared<Run>(std::move(schedule), [](const Task&, Requests&) {});
     run->begin(nullptr);
-    enforcer->submit({std::move(run), call, 0, {enforcer->new_lane()}, nullptr, [this] { return lost; }});
+    enforcer->submit(
+        {std::move(run), call, iteration, order, {enforcer->new_lane()}, nullptr, [this] { return lost; }});
   }
 };
 
@@ -61,7 +66,7 @@ TEST(a_call_that_was_issued_is_released_without_the_lock) {
   Calls calls;
   calls.make(0);
   CHECK(calls.asked == 1);
-  calls.enforcer->set_order({{1, 0, 0}, {0, 0, 0}}, 2);
+  calls.set_order({{1, 0, 0}, {0, 0, 0}}, 2);
   calls.make(0);
   CHECK(calls.asked == 1);
   calls.make(1);
@@ -71,7 +76,7 @@ TEST(a_call_that_was_issued_is_released_without_the_lock) {
 TEST(a_call_of_a_lost_group_is_released_without_the_lock) {
   const std::string lost = "gone";
   Calls calls;
-  calls.enforcer->set_order({{1, 0, 0}, {0, 0, 0}}, 2);
+  calls.set_order({{1, 0, 0}, {0, 0, 0}}, 2);
   calls.make(0);
   calls.lost = &lost;
   calls.enforcer->drive();
@@ -86,6 +91,36 @@ TEST(an_object_that_ends_with_a_call_may_make_another) {
   };
   calls.make(0);
   CHECK(calls.asked == 2);
+}
+
+TEST(a_call_of_an_earlier_order_takes_no_place_in_a_new_one) {
+  Calls calls;
+  calls.set_order({{0, 0, 0}, {1, 0, 0}}, 2);
+  const auto before = calls.order;
+  calls.set_order({{1, 0, 0}, {0, 0, 0}}, 2);
+  const auto now = std::exchange(calls.order, before);
+  calls.make(0, 57);  // another thread has taken its turn before the new order, and submits it now
+  CHECK(calls.asked == 1 && !calls.enforcer->pending());
+  calls.order = now;
+  calls.make(0);
+  CHECK(calls.asked == 1);
+  calls.order = before;
+  calls.make(1, 57);
+  CHECK(calls.asked == 2);
+  calls.order = now;
+  calls.make(1);
+  CHECK(calls.asked == 4 && calls.enforcer->digests().size() == 1 && calls.enforcer->statistics().breaks == 0);
+}
+
+TEST(a_turn_has_the_number_of_its_order) {
+  PlanControl control([](PlanControl::Event, int64_t) {});
+  std::vector<uint64_t> orders;
+  for (int plan = 0; plan < 3; ++plan) {
+    control.set_plan({{"a group", std::vector<PlannedForm>(1)}}, {{0, 0, 0}}, 1);
+    orders.push_back(control.enter("a group", {}).order);
+  }
+  CHECK(orders == (std::vector{orders[0], orders[0] + 1, orders[0] + 2}));
+  CHECK(control.enforcer()->set_order({}, 0) == orders[0] + 3);
 }
 
 TEST(a_call_that_is_not_sent_gives_its_turn_back) {

@@ -28,10 +28,12 @@ struct Calls {
 
   std::shared_ptr<Enforcer> enforcer = std::make_shared<Enforcer>();
   uint32_t lane = enforcer->new_lane(), other = enforcer->new_lane();
+  uint64_t order = 0;
   Issued issued;
   bool complete = true;
   const std::string* lost = nullptr;
 
+  uint64_t set_order(Order places, uint32_t number) { return order = enforcer->set_order(std::move(places), number); }
   // `serial`: each motif waits for the one before it.
   std::shared_ptr<Run> make(int call, int64_t iteration, int motifs = 1, bool serial = false, uint32_t on = 0) {
     const auto schedule = Schedule::make();
@@ -48,7 +50,8 @@ struct Calls {
     });
     run->begin(nullptr);
     std::vector<uint32_t> lanes(static_cast<std::size_t>(motifs), on);
-    enforcer->submit({run, static_cast<uint32_t>(call), iteration, std::move(lanes), nullptr, [this] { return lost; }});
+    enforcer->submit(
+        {run, static_cast<uint32_t>(call), iteration, order, std::move(lanes), nullptr, [this] { return lost; }});
     return run;
   }
 };
@@ -64,7 +67,7 @@ TEST(without_an_order_calls_are_issued_as_they_are_made) {
 
 TEST(the_order_waits_for_the_call_that_comes_next) {
   Calls calls;
-  calls.enforcer->set_order(Order{{1, 0, 0}, {0, 0, 0}, {1, 1, 0}}, 2);
+  calls.set_order(Order{{1, 0, 0}, {0, 0, 0}, {1, 1, 0}}, 2);
   calls.make(0, 0, 1, false, calls.other);
   CHECK(calls.issued.empty() && calls.enforcer->pending());
   calls.make(1, 0, 2);
@@ -78,7 +81,7 @@ TEST(the_order_waits_for_the_call_that_comes_next) {
 
 TEST(ranks_that_keep_an_order_have_equal_digests) {
   Calls one, other;
-  for (auto* each : {&one, &other}) each->enforcer->set_order(Order{{1, 0, 0}, {0, 0, 0}}, 2);
+  for (auto* each : {&one, &other}) each->set_order(Order{{1, 0, 0}, {0, 0, 0}}, 2);
   for (int64_t iteration = 0; iteration < 3; ++iteration) {
     one.make(0, iteration), one.make(1, iteration, 1, false, one.other);
     other.make(1, iteration, 1, false, other.other), other.make(0, iteration);
@@ -95,7 +98,7 @@ TEST(ranks_that_keep_an_order_have_equal_digests) {
 TEST(a_motif_of_the_next_iteration_may_come_first) {
   Calls calls;
   // In the round of iteration i: call 1 of iteration i, then call 0 of iteration i + 1.
-  calls.enforcer->set_order(Order{{1, 0, 0}, {0, 0, 1}}, 2);
+  calls.set_order(Order{{1, 0, 0}, {0, 0, 1}}, 2);
   calls.make(0, 0);
   CHECK((calls.issued == Issued{{0, 0}}));
   calls.make(0, 1);  // made before call 1 of iteration 0
@@ -107,7 +110,7 @@ TEST(a_motif_of_the_next_iteration_may_come_first) {
 TEST(a_motif_waits_for_those_before_it_and_the_order_with_it) {
   Calls calls;
   calls.complete = false;
-  calls.enforcer->set_order(Order{{0, 0, 0}, {0, 1, 0}, {1, 0, 0}}, 2);
+  calls.set_order(Order{{0, 0, 0}, {0, 1, 0}, {1, 0, 0}}, 2);
   const auto first = calls.make(0, 0, 2, true);
   const auto second = calls.make(1, 0, 1, false, calls.other);
   calls.enforcer->drive();
@@ -128,7 +131,7 @@ namespace {
 // A thread waits for a call behind one that has not been made, or for a message.
 void expect_a_break(bool message) {
   Calls calls;
-  calls.enforcer->set_order(Order{{1, 0, 0}, {0, 0, 0}}, 2);
+  calls.set_order(Order{{1, 0, 0}, {0, 0, 0}}, 2);
   const auto run = calls.make(0, 0, 1, false, calls.other);
   calls.enforcer->drive();
   CHECK(calls.issued.empty());
@@ -153,7 +156,7 @@ TEST(a_thread_that_waits_for_a_message_breaks_the_order_too) { expect_a_break(tr
 
 TEST(a_call_that_is_only_polled_completes_too) {
   Calls calls;
-  calls.enforcer->set_order(Order{{1, 0, 0}, {0, 0, 0}}, 2);
+  calls.set_order(Order{{1, 0, 0}, {0, 0, 0}}, 2);
   calls.make(0, 0, 1, false, calls.other);
   const auto deadline = std::chrono::steady_clock::now() + 20s;
   while (calls.issued.empty() && std::chrono::steady_clock::now() < deadline) calls.enforcer->drive();
@@ -162,7 +165,7 @@ TEST(a_call_that_is_only_polled_completes_too) {
 
 TEST(calls_that_are_left_out_do_not_hold_the_others) {
   Calls calls;
-  calls.enforcer->set_order(Order{{1, 0, 0}, {0, 0, 0}}, 2);
+  calls.set_order(Order{{1, 0, 0}, {0, 0, 0}}, 2);
   calls.make(0, 0);
   calls.enforcer->leave_out({1});
   calls.enforcer->drive();
@@ -173,9 +176,9 @@ TEST(calls_that_are_left_out_do_not_hold_the_others) {
 
 TEST(a_new_order_begins_after_the_calls_of_the_old_one) {
   Calls calls;
-  calls.enforcer->set_order(Order{{1, 0, 0}, {0, 0, 0}}, 2);
+  calls.set_order(Order{{1, 0, 0}, {0, 0, 0}}, 2);
   calls.make(0, 0, 1, false, calls.other);
-  calls.enforcer->set_order(Order{{0, 0, 0}, {1, 0, 0}}, 2);
+  calls.set_order(Order{{0, 0, 0}, {1, 0, 0}}, 2);
   calls.enforcer->drive();
   CHECK((calls.issued == Issued{{0, 0}}));
   calls.make(1, 0);
@@ -187,7 +190,7 @@ TEST(a_new_order_begins_after_the_calls_of_the_old_one) {
 TEST(a_lane_keeps_the_order_of_calls_when_the_order_breaks) {
   Calls calls;
   calls.complete = false;
-  calls.enforcer->set_order(Order{{2, 0, 0}, {0, 0, 0}, {0, 1, 0}, {1, 0, 0}}, 3);
+  calls.set_order(Order{{2, 0, 0}, {0, 0, 0}, {0, 1, 0}, {1, 0, 0}}, 3);
   calls.make(0, 0, 2, true);
   calls.make(1, 0);
   calls.enforcer->synchronize(0s);
@@ -201,7 +204,7 @@ TEST(a_lane_keeps_the_order_of_calls_when_the_order_breaks) {
 TEST(a_rank_that_has_left_the_order_issues_later_calls_that_others_issue_first) {
   Calls calls;
   calls.complete = false;
-  calls.enforcer->set_order(Order{{1, 0, 0}, {1, 1, 0}, {0, 0, 0}, {0, 1, 0}}, 2);
+  calls.set_order(Order{{1, 0, 0}, {1, 1, 0}, {0, 0, 0}, {0, 1, 0}}, 2);
   calls.make(0, 0, 2, true);
   calls.enforcer->synchronize(0s);
   CHECK((calls.issued == Issued{{0, 0}}));
@@ -213,7 +216,7 @@ TEST(a_rank_that_has_left_the_order_issues_later_calls_that_others_issue_first) 
 TEST(the_order_breaks_at_a_motif_that_waits_for_long) {
   Calls calls;
   calls.complete = false;
-  calls.enforcer->set_order(Order{{1, 0, 0}, {1, 1, 0}, {0, 0, 0}}, 2);
+  calls.set_order(Order{{1, 0, 0}, {1, 1, 0}, {0, 0, 0}}, 2);
   calls.make(0, 0);
   calls.make(1, 0, 2, true, calls.other);
   CHECK((calls.issued == Issued{{1, 0}}));
@@ -225,9 +228,9 @@ TEST(the_order_breaks_at_a_motif_that_waits_for_long) {
 TEST(calls_of_a_new_order_wait_for_those_of_the_old_one_on_their_lanes) {
   Calls calls;
   calls.complete = false;
-  calls.enforcer->set_order(Order{{0, 0, 0}, {0, 1, 0}, {1, 0, 0}}, 2);
+  calls.set_order(Order{{0, 0, 0}, {0, 1, 0}, {1, 0, 0}}, 2);
   calls.make(0, 0, 2, true);
-  calls.enforcer->set_order(Order{{0, 0, 0}, {1, 0, 0}}, 2);
+  calls.set_order(Order{{0, 0, 0}, {1, 0, 0}}, 2);
   calls.make(0, 0, 1, false, calls.other);
   CHECK((calls.issued == Issued{{0, 0}, {0, 0}}));
   calls.make(1, 0);  // on the lane of the old call's second motif
@@ -239,7 +242,7 @@ TEST(calls_of_a_new_order_wait_for_those_of_the_old_one_on_their_lanes) {
 
 TEST(the_order_ends_if_a_call_is_not_made_any_more) {
   Calls calls;
-  calls.enforcer->set_order(Order{{1, 0, 0}, {0, 0, 0}}, 2);
+  calls.set_order(Order{{1, 0, 0}, {0, 0, 0}}, 2);
   int64_t iteration = 0;
   for (; iteration < 8; ++iteration) {
     calls.make(0, iteration);
@@ -252,7 +255,7 @@ TEST(the_order_ends_if_a_call_is_not_made_any_more) {
 TEST(a_thread_that_waits_for_all_calls_keeps_the_order_if_it_can) {
   Calls calls;
   calls.complete = false;
-  calls.enforcer->set_order(Order{{0, 0, 0}, {0, 1, 0}, {1, 0, 0}}, 2);
+  calls.set_order(Order{{0, 0, 0}, {0, 1, 0}, {1, 0, 0}}, 2);
   calls.make(0, 0, 2, true);
   calls.make(1, 0, 1, false, calls.other);
   CHECK(!calls.enforcer->synchronize(0s));
@@ -267,7 +270,7 @@ TEST(calls_of_a_group_that_lost_a_rank_end_and_the_others_leave_the_order) {
   Calls lost, others;
   others.enforcer = lost.enforcer;
   lost.complete = false;
-  lost.enforcer->set_order(Order{{0, 0, 0}, {0, 1, 0}, {1, 0, 0}}, 2);
+  others.order = lost.set_order(Order{{0, 0, 0}, {0, 1, 0}, {1, 0, 0}}, 2);
   const auto run = lost.make(0, 0, 2, true);
   others.make(1, 0, 1, false, others.other);
   lost.enforcer->drive();

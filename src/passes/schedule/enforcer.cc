@@ -31,7 +31,7 @@ uint32_t Enforcer::new_lane() {
   return lanes_++;
 }
 
-void Enforcer::set_order(std::vector<PlanPlace> order, uint32_t calls) {
+uint64_t Enforcer::set_order(std::vector<PlanPlace> order, uint32_t calls) {
   const std::lock_guard lock(mutex_);
   int64_t most = 0;
   for (const auto& place : order) most = std::max<int64_t>(most, place.ahead);
@@ -50,6 +50,7 @@ void Enforcer::set_order(std::vector<PlanPlace> order, uint32_t calls) {
   digests_.clear();
   kept_ = !order_.empty();
   end_hold();
+  return order_number_;
 }
 
 void Enforcer::leave_out(const std::vector<uint32_t>& calls) {
@@ -65,10 +66,13 @@ void Enforcer::submit(PlannedCall call) {
     const auto place = std::pair(call.iteration, call.call);
     if (call.progress != nullptr) call.progress->poll_often();
     const auto all = motifs == kMotifs ? ~uint64_t{0} : bit(motifs) - 1;
-    const auto added = std::make_shared<Pending>(Pending{std::move(call), numbered_++, all});
-    calls_.push_back(added);
+    // Another thread may have set a new order since the call took its turn. No call of the new one is on its lanes.
+    const bool earlier = call.order != order_number_;
+    const auto number = earlier ? flush_to_ - 1 : numbered_++;
+    const auto added = std::make_shared<Pending>(Pending{std::move(call), number, all});
+    calls_.insert(std::ranges::upper_bound(calls_, number, {}, [](const Shared& one) { return one->number; }), added);
     pending_count_.store(calls_.size(), std::memory_order_relaxed);
-    if (place.second < made_.size()) {
+    if (!earlier && place.second < made_.size()) {
       by_place_[place] = added;
       made_[place.second] = place.first + 1;
     }

@@ -35,6 +35,7 @@ struct PlannedCall {
   std::shared_ptr<Run> run;  // begun; all its Issues are late
   uint32_t call = 0;         // of an iteration
   int64_t iteration = 0;
+  uint64_t order = 0;            // the number of the order that the two belong to; 0: none
   std::vector<uint32_t> lanes;   // of each motif
   Progress* progress = nullptr;  // polls often while motifs are to come; may be null
   /// Why the call's group can make no more calls; null while it can. May be empty. Called with a lock held.
@@ -65,9 +66,10 @@ class Enforcer final : public Driver {
   uint32_t new_lane();
 
   /// Sets the order of the iterations from 0 on, whose calls are numbered below `calls`; an empty order is program
-  /// order. Calls that were submitted before are issued in program order. Neither this nor leave_out() issues anything,
-  /// as the caller may hold a lock: it calls drive() after releasing it.
-  void set_order(std::vector<PlanPlace> order, uint32_t calls);
+  /// order. Returns its number. Calls of earlier orders are issued in program order, also those that are submitted
+  /// later. Neither this nor leave_out() issues anything, as the caller may hold a lock: it calls drive() after
+  /// releasing it.
+  uint64_t set_order(std::vector<PlanPlace> order, uint32_t calls);
   /// These calls are no longer made: the order goes on without them.
   void leave_out(const std::vector<uint32_t>& calls);
 

@@ -95,7 +95,7 @@ void PlanControl::set_plan(std::map<std::string, Forms> plans, std::vector<PlanP
     }
     iteration_ = 0;
     finding_ = false;
-    enforcer_->set_order(std::move(order), calls);  // no thread sees these plans with an earlier order
+    order_number_ = enforcer_->set_order(std::move(order), calls);  // no thread sees these plans with an earlier order
   }
   enforcer_->drive();
 }
@@ -146,7 +146,7 @@ PlanControl::Step PlanControl::step(const std::string& group, const What& what, 
     member.begun = look.begun = true;
     return {.event = Event::Iteration, .value = ++iteration_};
   }
-  const Turn turn{&form, member.forms, member.iteration, std::exchange(member.marks, marks_), 0};
+  const Turn turn{&form, member.forms, member.iteration, order_number_, std::exchange(member.marks, marks_), 0};
   member.begun = false;
   if (++member.next == member.forms->size()) {
     member.next = 0;
@@ -271,6 +271,7 @@ PlannedCall Scheduler::planned(const Passage& passage, const PlanControl::Turn& 
   call.run->begin(nullptr);  // no Issue is ready: all of them are late
   call.call = turn.form->call;
   call.iteration = turn.iteration;
+  call.order = turn.order;
   call.progress = &passage.candidate->backend.progress;
   call.lost = [group = lanes_.front().group] { return group->position().lost(); };
   call.op = passage.call.op;

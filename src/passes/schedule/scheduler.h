@@ -59,6 +59,7 @@ class PlanControl {
     const PlannedForm* form = nullptr;  // null: the call is in no plan. Valid while `plan` is
     std::shared_ptr<const void> plan;
     int64_t iteration = 0;
+    uint64_t order = 0;    // the enforcer's number of the plan's order
     int64_t marks = 0;     // of the program, before the group's call before this one
     std::size_t seen = 0;  // the call's number among those that are watched; 0: it is not counted
   };
@@ -107,7 +108,8 @@ class PlanControl {
   mutable std::mutex mutex_;               // guards all members below
   std::map<std::string, Member> members_;  // groups that follow a plan
   int64_t iteration_ = -1;
-  int64_t marks_ = 0;  // of the program so far
+  uint64_t order_number_ = 0;  // the enforcer's, of the plans' order
+  int64_t marks_ = 0;          // of the program so far
   bool watching_ = true;
   bool finding_ = false;  // iterations have been found, and since then neither a plan was set nor watch() called
   IterationFinder finder_;
