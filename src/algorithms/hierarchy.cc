@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "algorithms/pieces.h"
 #include "base/error.h"
 
 namespace mcr {
@@ -181,10 +182,10 @@ class Hierarchy {
     int64_t split = 0;
     if (lines_.even() && bytes(count) >= kLeastSplit) split = count / width * width;
     const int64_t chunks = std::clamp<int64_t>(bytes(split) / kChunk, 1, kMostChunks);
-    const int64_t each = split / width / chunks * width;
     std::vector<Buffer> pieces;
     for (int64_t i = 0; i < chunks && split != 0; ++i) {
-      pieces.push_back(part(call_.out, i * each, i + 1 == chunks ? split - i * each : each));
+      const auto [begin, each] = part_of(split / width, i, chunks);
+      pieces.push_back(part(call_.out, begin * width, each * width));
     }
     const Buffer rest = part(call_.out, split, count - split);
     // First the Issues that wait for nothing, so that all chunks are under way.

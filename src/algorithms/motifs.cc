@@ -20,17 +20,6 @@ namespace {
 
 using Kind = MotifForm::Kind;
 
-struct Segment {
-  int64_t index, parts;
-};
-
-// Parts whose lengths differ by one at most; the first ones are longer.
-Span span_of(int64_t count, const void* given) {
-  const auto& [index, parts] = *static_cast<const Segment*>(given);
-  const int64_t whole = count / parts, rest = count % parts;
-  return {index * whole + std::min(index, rest), whole + (index < rest ? 1 : 0)};
-}
-
 // `first`: the index of its first motif.
 void ring(const Call& call, int size, uint8_t first, Schedule& schedule) {
   const int64_t count = call.out.count, block = (count + size - 1) / size;
@@ -55,8 +44,7 @@ void ring(const Call& call, int size, uint8_t first, Schedule& schedule) {
 
 void rings(const Call& call, int size, int parts, Schedule& schedule) {
   for (int index = 0; index < parts; ++index) {
-    const Segment segment{index, parts};
-    const auto [begin, count] = span_of(call.out.count, &segment);
+    const auto [begin, count] = part_of(call.out.count, index, parts);
     Call part = call;
     part.out = slice(call.out, call.dtype, begin, count);
     ring(part, size, static_cast<uint8_t>(2 * index), schedule);
@@ -218,8 +206,8 @@ void motifs(const Call& call, int rank, int size, const MotifForm& form, Schedul
     }
     case Kind::Segment:
       for (int index = 0; index < count; ++index) {
-        const Segment segment{index, count};
-        issue_part(call, size, {span_of, &segment, static_cast<uint8_t>(index), true, true}, schedule);
+        const auto segment = [&](int64_t block) { return part_of(block, index, count); };
+        issue_part(call, size, {segment, static_cast<uint8_t>(index), true, true}, schedule);
       }
       return;
     case Kind::Ring:

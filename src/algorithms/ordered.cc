@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "algorithms/layout.h"
+#include "algorithms/pieces.h"
 #include "base/error.h"
 #include "base/reduce.h"
 
@@ -51,14 +52,13 @@ class Ordered {
   }
   Buffer scratch(int64_t count) { return schedule_.buffer(count, call_.dtype); }
 
-  // Equal chunks: of an all_reduce in units that all ranks can share, the rest apart; else of each rank's block.
+  // Of an all_reduce in units that all ranks can share, the rest apart; else of each rank's block.
   void cut(const std::vector<Order>& orders) {
     const int64_t whole = call_.op == Op::all_gather ? call_.in.count : call_.out.count;
     const int64_t unit = call_.op == Op::all_reduce ? ranks_ : 1;
-    const int64_t units = whole / unit, number = static_cast<int64_t>(orders.size());
-    for (int64_t i = 0; i < number; ++i) {
-      const int64_t start = units * i / number, end = units * (i + 1) / number;
-      chunks_.push_back({start * unit, (end - start) * unit, orders[static_cast<std::size_t>(i)]});
+    for (std::size_t i = 0; i < orders.size(); ++i) {
+      const auto [begin, count] = part_of(whole / unit, static_cast<int64_t>(i), static_cast<int64_t>(orders.size()));
+      chunks_.push_back({begin * unit, count * unit, orders[i]});
     }
   }
 

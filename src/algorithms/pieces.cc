@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "algorithms/pieces.h"
 
+#include <algorithm>
 #include <span>
 #include <vector>
 
@@ -42,7 +43,7 @@ class Piece {
       : dtype_(dtype), packed_(packed && !side.single()) {
     int64_t total = 0;
     for (const auto& block : side.blocks) {
-      const auto [begin, count] = part.of_block(block.count, part.given);
+      const auto [begin, count] = part.of_block(block.count);
       pieces_.push_back({at(side.buffer.data, block.displacement + begin, dtype), count});
       counts_.push_back(count);
       displs_.push_back(packed_ ? total : block.displacement + begin);
@@ -85,6 +86,11 @@ class Piece {
 };
 
 }  // namespace
+
+Span part_of(int64_t count, int64_t index, int64_t parts) {
+  const int64_t whole = count / parts, rest = count % parts;
+  return {index * whole + std::min(index, rest), whole + (index < rest ? 1 : 0)};
+}
 
 void issue_part(const Call& call, int size, const PartOf& part, Schedule& schedule) {
   const auto extent = row(call.op).extent;

@@ -9,15 +9,6 @@ namespace {
 
 constexpr int64_t kGrain = 64;  // elements
 
-Span first_of(int64_t count, const void* stripes) {
-  return {0, first_piece(count, *static_cast<const Stripes*>(stripes))};
-}
-
-Span rest_of(int64_t count, const void* stripes) {
-  const int64_t first = first_of(count, stripes).count;
-  return {first, count - first};
-}
-
 }  // namespace
 
 int64_t first_piece(int64_t count, const Stripes& stripes) {
@@ -30,8 +21,13 @@ int64_t first_piece(int64_t count, const Stripes& stripes) {
 void stripe(const Call& call, int size, const Stripes& stripes, Schedule& schedule) {
   // A reduce_scatter's blocks have counts, and no displacements.
   const bool packed = !call.vectored || call.op == Op::reduce_scatter;
-  issue_part(call, size, {first_of, &stripes, 0, packed || stripes.packed[0], false}, schedule);
-  issue_part(call, size, {rest_of, &stripes, 1, packed || stripes.packed[1], false}, schedule);
+  const auto first = [&](int64_t count) { return Span{0, first_piece(count, stripes)}; };
+  const auto rest = [&](int64_t count) {
+    const int64_t begin = first_piece(count, stripes);
+    return Span{begin, count - begin};
+  };
+  issue_part(call, size, {first, 0, packed || stripes.packed[0], false}, schedule);
+  issue_part(call, size, {rest, 1, packed || stripes.packed[1], false}, schedule);
 }
 
 }  // namespace mcr

@@ -9,6 +9,7 @@
 
 #include "algorithms/emulate.h"
 #include "algorithms/fuse.h"
+#include "algorithms/pieces.h"
 #include "algorithms/stripe.h"
 #include "base/error.h"
 #include "base/ops.h"
@@ -205,6 +206,20 @@ TEST(operations_without_a_fallback_are_refused) {
     refused = error.code() == ErrorCode::Unsupported;
   }
   CHECK(refused && schedule.tasks().empty());
+}
+
+TEST(parts_are_adjacent_and_nearly_equal) {
+  for (const int64_t count : kCounts) {
+    for (const int64_t parts : {1, 3, 64}) {
+      int64_t end = 0;
+      for (int64_t index = 0; index < parts; ++index) {
+        const auto part = part_of(count, index, parts);
+        CHECK(part.begin == end && part.count >= count / parts && part.count <= (count + parts - 1) / parts);
+        end = part.begin + part.count;
+      }
+      CHECK(end == count);
+    }
+  }
 }
 
 TEST(large_messages_are_cut) {
