@@ -111,7 +111,7 @@ void Trials::begin_round(Bucket& bucket) const {
 void Trials::remember(const Call& kind, std::size_t candidate, int64_t cost) {
   const std::lock_guard lock(mutex_);
   auto& bucket = *buckets_[bucket_of(kind, kind.size_hint, [&] { return Options{candidate, {}}; }).first];
-  const auto best = std::ranges::find(bucket.tried, bucket.best, &CandidateName::index);
+  const auto best = std::ranges::find(bucket.tried, bucket.best, &Tested::index);
   if (best == bucket.tried.end() || cost < best->cost) bucket.usual = bucket.best = candidate;
   bucket.tried.push_back({.index = candidate, .cost = cost});
   bucket.remembered = true;
@@ -191,7 +191,7 @@ void Trials::conclude(Bucket& bucket) const {
     std::ranges::copy_if(times[i], std::back_inserter(candidate.samples), [](int64_t time) { return time >= 0; });
     candidate.cost = cost_of(candidate.samples);
   }
-  const auto cost = [](const CandidateName& candidate) { return candidate.cost; };
+  const auto cost = [](const Tested& candidate) { return candidate.cost; };
   const auto best = std::ranges::min_element(bucket.tried, {}, cost);
   if (times.empty() || best->cost == kUnknown) {  // nothing was learnt, or only a part, which is no result
     bucket.best = bucket.usual;
@@ -201,7 +201,7 @@ void Trials::conclude(Bucket& bucket) const {
     }
     return;
   }
-  const auto usual = std::ranges::find(bucket.tried, bucket.usual, &CandidateName::index);
+  const auto usual = std::ranges::find(bucket.tried, bucket.usual, &Tested::index);
   const bool stays = usual != bucket.tried.end() && usual->cost <= best->cost + kClearly;
   bucket.best = stays ? bucket.usual : best->index;
   const auto limit = best->cost + kRounds[bucket.round].most;
@@ -209,7 +209,7 @@ void Trials::conclude(Bucket& bucket) const {
   bucket.decided = bucket.round == kRounds.size();
   if (bucket.decided) return;
   const auto slow = std::stable_partition(bucket.tried.begin(), bucket.tried.end(),
-                                          [&](const CandidateName& each) { return each.cost <= limit; });
+                                          [&](const Tested& each) { return each.cost <= limit; });
   std::move(slow, bucket.tried.end(), std::back_inserter(bucket.dropped));
   bucket.tried.erase(slow, bucket.tried.end());
   bucket.decided = bucket.tried.size() < 2;

@@ -159,7 +159,7 @@ class Trials : public std::enable_shared_from_this<Trials> {
 
  private:
   friend class Trial;
-  struct CandidateName {
+  struct Tested {
     std::size_t index;
     std::vector<int64_t> times = {};    // of this rank, in this round
     std::vector<int64_t> samples = {};  // agreed times of all rounds, without those that are not known
@@ -169,8 +169,8 @@ class Trials : public std::enable_shared_from_this<Trials> {
     bool made = false;  // else the next call makes it
     Call call;          // the first
     std::size_t usual = 0, best = 0;
-    std::vector<CandidateName> tried;    // in this round
-    std::vector<CandidateName> dropped;  // in earlier rounds
+    std::vector<Tested> tried;    // in this round
+    std::vector<Tested> dropped;  // in earlier rounds
     std::size_t round = 0;
     int64_t calls = 0;      // in this round
     bool reported = false;  // this round
