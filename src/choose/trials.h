@@ -133,7 +133,8 @@ class Trials : public std::enable_shared_from_this<Trials> {
     void agree(Times times) const;
     /// The ranks have agreed to end the trials of the bucket.
     void abandon() const { agree({}); }
-    /// Whether the ranks have agreed is unknown: the bucket's next call that needs it fails with this text.
+    /// Whether the ranks have agreed is unknown, and so is the candidate that they use: this text is the error of all
+    /// later calls of the bucket from the first on that needs it.
     void fail(const std::string& text) const;
 
    private:

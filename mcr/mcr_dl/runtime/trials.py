@@ -139,7 +139,11 @@ class _Agreements:
 
 
 def _lost(report: _C.TrialReport, reason: object) -> str:
-    return f"trials (group {report.group!r}): whether the ranks have agreed is not known: {reason}"
+    calls, _, _ = report.what.partition(":")
+    return (
+        f"trials (group {report.group!r}): expected the ranks' agreement on the backend of {calls}; whether they have "
+        f"agreed is not known: {reason}; name a backend in these calls, or make a new group"
+    )
 
 
 def _answer(values: list[Any], choose: Callable[[tuple[int, ...]], int]) -> dict[str, Any]:
