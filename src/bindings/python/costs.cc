@@ -79,15 +79,6 @@ Call sized(const std::string& op, int64_t nbytes, const std::string& dtype, int 
   return call;
 }
 
-// For tasks of the host: encodes `count` elements to `encoded` bytes, or decodes them.
-Call coded(int64_t count, const std::string& dtype, int64_t encoded, bool decodes) {
-  Call call;
-  call.dtype = named<DType>(kDTypes, dtype);
-  call.in.count = decodes ? encoded : count;
-  call.out.count = decodes ? count : encoded;
-  return call;
-}
-
 // A call with `count` elements per block, for simulation only: no task runs on its memory.
 Call unreal(const std::string& op, int64_t count, const std::string& dtype, int size, int root) {
   static std::byte memory;
@@ -150,7 +141,6 @@ const Ids& checked(const Schedule& schedule, const Ids& after) {
 }
 
 void add_schedules(py::module_& module) {
-  const auto nothing = [](Schedule&) {};
   py::class_<Schedule, std::shared_ptr<Schedule>>(module, "Schedule")
       .def(py::init(&Schedule::make))
       .def_static("emulated", &emulated, py::arg("op"), py::arg("count"), py::arg("dtype"), py::arg("rank"),
@@ -169,32 +159,7 @@ void add_schedules(py::module_& module) {
             return self.issue(sized(op, nbytes, dtype, peer), checked(self, after), part);
           },
           py::arg("op"), py::arg("nbytes"), py::arg("after") = Ids(), py::arg("part") = 0, py::arg("peer") = 0,
-          py::arg("dtype") = "float32")
-      .def(
-          "copy",
-          [](Schedule& self, int64_t count, const std::string& dtype, const Ids& after) {
-            return self.copy({nullptr, count}, {nullptr, count}, named<DType>(kDTypes, dtype), checked(self, after));
-          },
-          py::arg("count"), py::arg("dtype"), py::arg("after") = Ids())
-      .def(
-          "combine",
-          [](Schedule& self, int64_t count, const std::string& dtype, const Ids& after) {
-            return self.combine({nullptr, count}, {nullptr, count}, named<DType>(kDTypes, dtype), RedOp::SUM,
-                                checked(self, after));
-          },
-          py::arg("count"), py::arg("dtype"), py::arg("after") = Ids())
-      .def(
-          "encode",
-          [nothing](Schedule& self, int64_t count, const std::string& dtype, int64_t encoded, const Ids& after) {
-            return self.encode(coded(count, dtype, encoded, false), nothing, checked(self, after));
-          },
-          py::arg("count"), py::arg("dtype"), py::arg("encoded"), py::arg("after") = Ids())
-      .def(
-          "decode",
-          [nothing](Schedule& self, int64_t count, const std::string& dtype, int64_t encoded, const Ids& after) {
-            return self.decode(coded(count, dtype, encoded, true), nothing, checked(self, after));
-          },
-          py::arg("count"), py::arg("dtype"), py::arg("encoded"), py::arg("after") = Ids());
+          py::arg("dtype") = "float32");
 }
 
 // ---- costs and simulation
