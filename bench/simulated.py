@@ -79,7 +79,7 @@ def model_of(report: dict[str, Any], way: str, nbytes: int) -> _C.CostModel:
     """The cost model of the measurements, from medians (``ns``) or minima, for calls of one size."""
     model = _C.CostModel()
     capacity = (os.cpu_count() or 1) * UNIT
-    cores = model.add_resource("cores", "host", capacity)
+    cores = model.add_resource("cores", "all", capacity)
     thread = model.add_resource("thread", "rank", UNIT, 1)
     tasks: dict[tuple[str, str, str], list[tuple[int, int]]] = {}
     for kind, dtype, codec, size, touched, length in report["tasks"]:

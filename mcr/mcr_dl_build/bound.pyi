@@ -260,9 +260,7 @@ class Schedule:
     ) -> int: ...
 
 class CostModel:
-    def add_resource(
-        self, name: str, scope: str = ..., capacity: int = ..., slots: int = ..., credit: int = ...
-    ) -> int: ...
+    def add_resource(self, name: str, scope: str = ..., capacity: int = ..., slots: int = ...) -> int: ...
     def add_cost(
         self,
         kind: str,
@@ -306,9 +304,7 @@ class Job:
         rank: int = ...,
         parts: list[tuple[str, int]] = ...,
         codec: str = ...,
-        release: int = ...,
         after: list[int] = ...,
-        waits: list[int] = ...,
         priority: int = ...,
         work: int = ...,
         demands: list[tuple[int, int]] = ...,
@@ -430,7 +426,6 @@ def simulate(
     jobs: list[Job],
     groups: list[list[int]],
     together: bool = ...,
-    hosts: list[int] = ...,
     order: str = ...,
     in_order: bool = ...,
 ) -> dict[str, Any]: ...

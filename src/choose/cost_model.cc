@@ -53,7 +53,6 @@ uint32_t CostModel::add(Resource resource) {
   }
   refuse.outside("capacity of '" + resource.name + "'", resource.capacity, 1, kUnit * kUnit);
   refuse.outside("slots of '" + resource.name + "'", resource.slots, 0, kUnit * kUnit);
-  refuse.outside("credit of '" + resource.name + "'", resource.credit, 0, int64_t{1} << 50);
   resources_.push_back(std::move(resource));
   return static_cast<uint32_t>(resources_.size() - 1);
 }

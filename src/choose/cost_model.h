@@ -23,16 +23,15 @@ inline constexpr int64_t kMostCost = int64_t{1} << 40;
 
 /// A resource that tasks compete for: cores, a link, a thread.
 struct Resource {
-  enum class Scope : uint8_t { Rank, Host, All };  // which tasks compete: those of one rank, of one host, or all
+  enum class Scope : uint8_t { Rank, All };  // which tasks compete: those of one rank, or all
 
   std::string name = {};
   Scope scope = Scope::Rank;
   int32_t capacity = kUnit;  // shares served at full speed; if tasks want more, all are slowed down equally
   int32_t slots = 0;         // tasks in flight, others queue; 0: unlimited
-  int64_t credit = 0;        // bytes in flight, beyond which tasks queue (one task always fits); 0: unlimited
 };
 
-inline constexpr std::array<std::string_view, 3> kScopes = {"rank", "host", "all"};
+inline constexpr std::array<std::string_view, 2> kScopes = {"rank", "all"};
 inline constexpr std::array<std::string_view, 6> kTaskKinds = {"issue", "copy", "combine", "encode", "decode", "wait"};
 
 /// A task's share of a resource while it works. 0: the task only takes a slot.

@@ -53,7 +53,7 @@ class Simulator {
 
   Simulation run() {
     for (uint32_t job = 0; job < jobs_.size(); ++job) {
-      if (--jobs_left_[job].first == 0) schedule_release(job);
+      if (--jobs_left_[job].first == 0) release(job);
     }
     while (process()) advance();
     for (const auto& node : nodes_) {
@@ -72,16 +72,15 @@ class Simulator {
     uint32_t before = 0;  // predecessors that have not ended
     std::vector<Index> successors = {};
     const Cost* cost = nullptr;  // null for a Wait
-    int64_t bytes = 0, time = 0, wait = 0;
+    int64_t bytes = 0, time = 0;
     int64_t ready = 0, issued = 0, start = 0, end = 0;
     std::deque<Index>* channel = nullptr;  // for an Issue that has to keep its order
   };
-  // One resource of one rank or host.
+  // One resource of one rank, or of all.
   struct Holder {
     uint32_t resource;
-    int owner;
     int32_t in_flight = 0;
-    int64_t bytes = 0, load = 0, busy = 0;
+    int64_t load = 0;
   };
   // A joint activity of several nodes (a message, a collective), or of a single node.
   struct Activity {
@@ -127,10 +126,7 @@ class Simulator {
   void check(uint32_t index) const {
     const auto& job = jobs_[index];
     const std::string name = "job " + std::to_string(index);
-    if (job.rank < 0 || (!world_.hosts.empty() && static_cast<std::size_t>(job.rank) >= world_.hosts.size())) {
-      refuse(name + ": expected a rank with a host, got " + std::to_string(job.rank));
-    }
-    if (job.release < 0 || job.release > kMostCost) refuse(name + ": expected a release time of 0 ns or later");
+    if (job.rank < 0) refuse(name + ": expected a rank, got " + std::to_string(job.rank));
     for (const auto before : job.after) {
       if (before >= index) refuse(name + ": expected to begin after an earlier job, got " + std::to_string(before));
     }
@@ -155,14 +151,13 @@ class Simulator {
     jobs_left_.emplace_back(job.after.size() + 1, count);
     followers_.emplace_back();
     for (const auto before : job.after) followers_[before].push_back(index);
-    std::size_t waits = 0;
     for (uint32_t id = 0; id < count; ++id) {
       Node node{index, id};
       node.before = 1;  // the release of the job
       if (job.schedule == nullptr) {
         node.cost = &job.work;
       } else {
-        add_task(node, waits);
+        add_task(node);
       }
       if (node.cost != nullptr) {
         node.time = node.cost->at(node.bytes);
@@ -172,18 +167,14 @@ class Simulator {
     }
   }
 
-  void add_task(Node& node, std::size_t& waits) {
+  void add_task(Node& node) {
     const auto& job = jobs_[node.job];
     const auto& one = task(node);
     for (const auto before : job.schedule->after(one)) {
       nodes_[first_.back() + before].successors.push_back(static_cast<Index>(nodes_.size()));
       ++node.before;
     }
-    if (one.kind == Task::Kind::Wait) {
-      node.wait = waits < job.waits.size() ? std::clamp<int64_t>(job.waits[waits], 0, kMostCost) : 0;
-      ++waits;
-      return;
-    }
+    if (one.kind == Task::Kind::Wait) return;
     std::tie(node.cost, node.bytes) = cost_of(job, one, model_, world_);
     if (one.kind != Task::Kind::Issue || !world_.in_order) return;
     node.channel = &channels_[{communicator(node), job.rank}];
@@ -191,17 +182,13 @@ class Simulator {
   }
 
   std::size_t holder(uint32_t resource, int rank) {
-    const auto scope = model_.resources()[resource].scope;
-    int owner = scope == Resource::Scope::Rank ? rank : 0;
-    if (scope == Resource::Scope::Host && !world_.hosts.empty()) owner = world_.hosts[static_cast<std::size_t>(rank)];
+    const int owner = model_.resources()[resource].scope == Resource::Scope::Rank ? rank : 0;
     const auto [found, made] = numbers_.try_emplace({resource, owner}, holders_.size());
-    if (made) holders_.push_back({resource, owner});
+    if (made) holders_.push_back({resource});
     return found->second;
   }
 
   // ---- tasks that begin and end now
-
-  void schedule_release(uint32_t job) { releases_.emplace(std::max(now_, ticks(jobs_[job].release)), job); }
 
   void become_ready(Index index) {
     auto& node = nodes_[index];
@@ -209,8 +196,7 @@ class Simulator {
     node.ready = now_;
     if (node.cost == nullptr) {
       node.issued = node.start = now_;
-      wakes_.emplace(std::max(now_, ticks(node.wait)), index);
-      return;
+      return end_of(index);
     }
     const int64_t rank = world_.order == QueueOrder::Arrival    ? 0
                          : world_.order == QueueOrder::Priority ? jobs_[node.job].priority
@@ -223,11 +209,7 @@ class Simulator {
     node.state = State::Done;
     node.end = now_;
     if (node.cost != nullptr) {
-      for (const auto& demand : node.cost->demands) {
-        auto& held = holders_[holder(demand.resource, jobs_[node.job].rank)];
-        --held.in_flight;
-        held.bytes -= node.bytes;
-      }
+      for (const auto& demand : node.cost->demands) --holders_[holder(demand.resource, jobs_[node.job].rank)].in_flight;
     }
     for (const auto next : node.successors) {
       if (--nodes_[next].before == 0) become_ready(next);
@@ -237,7 +219,7 @@ class Simulator {
 
   void end_job(uint32_t job) {
     for (const auto next : followers_[job]) {
-      if (--jobs_left_[next].first == 0) schedule_release(next);
+      if (--jobs_left_[next].first == 0) release(next);
     }
   }
 
@@ -252,24 +234,8 @@ class Simulator {
 
   // Processes everything that happens now; false if nothing is left to wait for.
   bool process() {
-    for (bool changed = true; changed;) {
-      changed = false;
-      while (!releases_.empty() && releases_.begin()->first <= now_) {
-        const auto job = releases_.begin()->second;
-        releases_.erase(releases_.begin());
-        release(job);
-        changed = true;
-      }
-      while (!wakes_.empty() && wakes_.begin()->first <= now_) {
-        const auto index = wakes_.begin()->second;
-        wakes_.erase(wakes_.begin());
-        end_of(index);
-        changed = true;
-      }
-      changed = admit() || changed;
-      changed = end_activities() || changed;
-    }
-    return !releases_.empty() || !wakes_.empty() || !running_.empty();
+    while (admit() || end_activities()) continue;
+    return !running_.empty();
   }
 
   bool end_activities() {
@@ -312,8 +278,7 @@ class Simulator {
       const auto number = holder(demand.resource, jobs_[node.job].rank);
       const auto& held = holders_[number];
       const auto& resource = model_.resources()[demand.resource];
-      const bool full = (resource.slots != 0 && held.in_flight >= resource.slots) ||
-                        (resource.credit != 0 && held.in_flight != 0 && held.bytes + node.bytes > resource.credit);
+      const bool full = resource.slots != 0 && held.in_flight >= resource.slots;
       if (full || taken.contains(number)) fits = false;
     }
     if (fits) return true;
@@ -326,11 +291,7 @@ class Simulator {
     node.state = State::Issued;
     node.issued = now_;
     if (node.channel != nullptr) node.channel->pop_front();
-    for (const auto& demand : node.cost->demands) {
-      auto& held = holders_[holder(demand.resource, jobs_[node.job].rank)];
-      ++held.in_flight;
-      held.bytes += node.bytes;
-    }
+    for (const auto& demand : node.cost->demands) ++holders_[holder(demand.resource, jobs_[node.job].rank)].in_flight;
     if (!world_.together || !is_issue(node)) return start({index});
     if (row(task(node).call.op).is(kPeer)) return meet_peer(index);
     meet_all(index);
@@ -403,8 +364,6 @@ class Simulator {
   void advance() {
     set_speeds();
     int64_t next = kLatest;
-    if (!releases_.empty()) next = std::min(next, releases_.begin()->first);
-    if (!wakes_.empty()) next = std::min(next, wakes_.begin()->first);
     for (const auto& activity : running_) {
       const int64_t end =
           activity.works ? now_ + divide_up(Wide{activity.left} * activity.slow, activity.fast) : activity.until;
@@ -415,7 +374,6 @@ class Simulator {
     for (auto& activity : running_) {
       if (activity.works) activity.left -= static_cast<int64_t>(Wide{passed} * activity.fast / activity.slow);
     }
-    for (auto& held : holders_) held.busy += held.load > 0 ? passed : 0;
     now_ = next;
   }
 
@@ -447,17 +405,12 @@ class Simulator {
 
   Simulation result() const {
     Simulation result;
-    for (uint32_t job = 0; job < jobs_.size(); ++job) {
-      result.tasks.emplace_back();
-      result.ends.push_back(jobs_[job].release);
-    }
+    result.tasks.resize(jobs_.size());
+    result.ends.resize(jobs_.size());
     for (const auto& node : nodes_) {
       result.tasks[node.job].push_back({ns(node.ready), ns(node.issued), ns(node.start), ns(node.end)});
       result.ends[node.job] = std::max(result.ends[node.job], ns(node.end));
       result.end = std::max(result.end, ns(node.end));
-    }
-    for (const auto& [key, number] : numbers_) {
-      result.uses.push_back({key.first, key.second, ns(holders_[number].busy)});
     }
     return result;
   }
@@ -473,8 +426,6 @@ class Simulator {
   std::map<std::pair<Communicator, int>, std::deque<Index>> channels_;  // a rank's Issues, not issued yet
   std::vector<Holder> holders_;
   std::map<std::pair<uint32_t, int>, std::size_t> numbers_;  // indexes of holders, by resource and owner
-  std::set<std::pair<int64_t, uint32_t>> releases_;          // time, job
-  std::set<std::pair<int64_t, Index>> wakes_;                // time, Wait
   std::set<Key> waiting_;
   std::vector<Activity> running_;
   std::map<Communicator, Issued> collectives_;

@@ -13,7 +13,8 @@
 
 namespace mcr {
 
-/// A job of a rank: a schedule, or the host's own work. A rank's jobs are in the order in which it submits them.
+/// A job of a rank: a schedule, whose Waits end at once, or the host's own work. A rank's jobs are in the order in
+/// which it submits them.
 struct Job {
   /// The meaning of a Task::part: a candidate, and the group on whose communicators it is issued.
   struct Part {
@@ -25,9 +26,7 @@ struct Job {
   int rank = 0;
   std::vector<Part> parts = {};
   std::string codec = {};            // for its Encodes and Decodes
-  int64_t release = 0;               // ns: the earliest start
   std::vector<uint32_t> after = {};  // jobs that must end before it starts, all of them earlier in the list
-  std::vector<int64_t> waits = {};   // ns: when its Waits end, in order; any further Waits end at once
   int64_t priority = 0;              // the lowest goes first
   Cost work = {};                    // for a job without a schedule, at 0 bytes
 };
@@ -38,11 +37,10 @@ enum class QueueOrder : uint8_t { Arrival, Priority, Shortest };
 
 inline constexpr std::array<std::string_view, 3> kQueueOrders = {"arrival", "priority", "shortest"};
 
-/// The ranks, hosts and groups of a simulation.
+/// The ranks and groups of a simulation.
 struct World {
   std::vector<std::vector<int>> groups;  // ranks of each; peers are indexes into it
-  bool together = false;        // all ranks' jobs are given; false: one rank stands for all and waits for no other
-  std::vector<int> hosts = {};  // of each rank; empty: all on one host
+  bool together = false;  // all ranks' jobs are given; false: one rank stands for all and waits for no other
   QueueOrder order = QueueOrder::Arrival;
   bool in_order = true;  // Issues of a rank on one communicator, which late ones have for themselves, start as added;
                          // false: to find an order
@@ -52,14 +50,8 @@ struct Simulation {
   struct Times {                        // ns
     int64_t ready, issued, start, end;  // `start` of a collective or message: when all of its ranks have issued it
   };
-  struct Use {
-    uint32_t resource;
-    int owner;     // rank or host; 0 for Scope::All
-    int64_t busy;  // ns in which a task used a share of it
-  };
   std::vector<std::vector<Times>> tasks;  // of each job; one entry for a job without a schedule
   std::vector<int64_t> ends;              // of each job
-  std::vector<Use> uses;                  // of resources that a task can use, in their order
   int64_t end = 0;                        // of the last job
 };
 

@@ -147,14 +147,12 @@ TEST(tasks_share_or_queue) {
   const std::vector jobs = {job(schedule)};
   const auto ends = [&](const Resource& link) {
     const auto found = simulate(jobs, two_links(link), alone());
-    return std::vector{found.tasks[0][0].end, found.tasks[0][1].end, found.tasks[0][2].end, found.uses[0].busy};
+    return std::vector{found.tasks[0][0].end, found.tasks[0][1].end, found.tasks[0][2].end};
   };
-  CHECK(ends({.capacity = 3 * kUnit}) == std::vector<int64_t>{300, 100, 200, 300});
-  CHECK(ends({}) == std::vector<int64_t>{600, 300, 500, 600});            // a third each, then a half
-  CHECK(ends({.slots = 1}) == std::vector<int64_t>{300, 400, 600, 600});  // one after the other
-  CHECK(ends({.slots = 2}) == std::vector<int64_t>{600, 200, 600, 600});
-  CHECK(ends({.credit = 400}) == std::vector<int64_t>{400, 200, 600, 600});
-  CHECK(ends({.credit = 1}) == std::vector<int64_t>{300, 400, 600, 600});  // one always fits
+  CHECK(ends({.capacity = 3 * kUnit}) == std::vector<int64_t>{300, 100, 200});
+  CHECK(ends({}) == std::vector<int64_t>{600, 300, 500});            // a third each, then a half
+  CHECK(ends({.slots = 1}) == std::vector<int64_t>{300, 400, 600});  // one after the other
+  CHECK(ends({.slots = 2}) == std::vector<int64_t>{600, 200, 600});
 }
 
 TEST(latencies_overlap_where_there_are_slots) {
@@ -163,7 +161,6 @@ TEST(latencies_overlap_where_there_are_slots) {
   const std::vector jobs = {job(schedule)};
   CHECK(simulate(jobs, two_links({.slots = 1}, 40), alone()).end == 280);
   CHECK(simulate(jobs, two_links({.slots = 2}, 40), alone()).end == 240);
-  CHECK(simulate(jobs, two_links({.slots = 2}, 40), alone()).uses[0].busy == 200);
 }
 
 TEST(a_task_goes_as_fast_as_its_slowest_resource) {
@@ -179,22 +176,19 @@ TEST(a_task_goes_as_fast_as_its_slowest_resource) {
   CHECK(found.tasks[0][2].end == 900 && found.end == 1200);
 }
 
-TEST(jobs_follow_jobs_and_wait) {
+TEST(jobs_follow_jobs_and_waits_end_at_once) {
   CostModel model = two_links({.slots = 1});
   const auto core = model.add({.name = "core"});
-  Schedule first, second, late;
+  Schedule first, second;
   first.issue(call_of(Op::broadcast, 100));
   second.issue(call_of(Op::broadcast, 50), {second.wait([](bool) { return true; })});
-  late.issue(call_of(Op::broadcast, 10));
-  std::vector<Job> jobs = {job(first), job(second), job(late)};
-  jobs[1].waits = {70};
-  jobs[2].release = 500;
+  std::vector<Job> jobs = {job(first), job(second)};
   jobs.push_back({.after = {0, 1}, .work = cost(1000, 0, {{core, kUnit}})});
   jobs.push_back({.after = {1}, .work = cost(1000, 0, {{core, kUnit}})});
   const auto found = simulate(jobs, model, alone());
-  CHECK(found.tasks[1][0].end == 70 && found.tasks[1][1].ready == 70);
+  CHECK(found.tasks[1][0].end == 0 && found.tasks[1][1].ready == 0);
   CHECK(found.tasks[1][1].issued == 100);  // on the stage, unlike job 0's, but on the same link
-  CHECK(found.ends == std::vector<int64_t>{100, 150, 510, 2150, 2150});
+  CHECK(found.ends == std::vector<int64_t>{100, 150, 2150, 2150});
 }
 
 TEST(the_order_of_the_queue) {
@@ -231,7 +225,7 @@ TEST(chunks_over_two_dimensions) {
     for (std::size_t i = 0; i < 4; ++i) add_chunk(schedules[i], reversed && i == 1);
     std::vector<Job> jobs;
     for (const auto& schedule : schedules) jobs.push_back(job(schedule));
-    return simulate(jobs, two_links({.slots = 1}), {{ranks(4)}, false, {}, order, false}).end;
+    return simulate(jobs, two_links({.slots = 1}), {{ranks(4)}, false, order, false}).end;
   };
   CHECK(end(false, QueueOrder::Arrival) == 8000);
   CHECK(end(true, QueueOrder::Arrival) == 8000);
@@ -242,25 +236,25 @@ TEST(a_collective_starts_when_all_ranks_have_issued_it) {
   CostModel model = two_links({.scope = Resource::Scope::Rank});
   Schedule schedule;
   schedule.issue(call_of(Op::broadcast, 100));
-  std::vector<Job> jobs;
+  std::vector<Job> jobs = {{.rank = 1, .work = cost(250)}};
   for (int rank = 0; rank < 3; ++rank) jobs.push_back(job(schedule, rank));
-  jobs[1].release = 250;
+  jobs[2].after = {0};
   const auto found = simulate(jobs, model, together(3));
-  for (const auto& tasks : found.tasks) CHECK(tasks[0].start == 250 && tasks[0].end == 350);
-  CHECK(found.tasks[0][0].issued == 0 && found.uses.size() == 3);
+  for (std::size_t i = 1; i < 4; ++i) CHECK(found.tasks[i][0].start == 250 && found.tasks[i][0].end == 350);
+  CHECK(found.tasks[1][0].issued == 0 && found.tasks[2][0].issued == 250);
 }
 
-TEST(ranks_of_one_host_compete) {
-  CostModel model;
-  const auto core = model.add({.name = "core", .scope = Resource::Scope::Host});
-  model.add({Task::Kind::Copy}, cost(0, kPerByte, {{core, kUnit}}));
+TEST(ranks_compete_for_a_resource_of_all) {
   Schedule schedule;
   schedule.copy(bytes(100), bytes(100), DType::Byte);
   std::vector<Job> jobs;
   for (int rank = 0; rank < 3; ++rank) jobs.push_back(job(schedule, rank));
-  World world = together(3);
-  world.hosts = {0, 1, 0};
-  CHECK(simulate(jobs, model, world).ends == std::vector<int64_t>{200, 100, 200});
+  for (const auto& [scope, end] : {std::pair(Resource::Scope::Rank, 100), std::pair(Resource::Scope::All, 300)}) {
+    CostModel model;
+    const auto core = model.add({.name = "core", .scope = scope});
+    model.add({Task::Kind::Copy}, cost(0, kPerByte, {{core, kUnit}}));
+    CHECK(simulate(jobs, model, together(3)).ends == std::vector<int64_t>(3, end));
+  }
 }
 
 TEST(a_receive_ends_with_its_message) {
@@ -269,10 +263,10 @@ TEST(a_receive_ends_with_its_message) {
   Schedule sends, receives;
   sends.issue(call_of(Op::send, 40, 1));
   receives.issue(call_of(Op::recv, 40, 0));
-  std::vector<Job> jobs = {job(sends, 0), job(receives, 1)};
-  jobs[0].release = 30;
+  std::vector<Job> jobs = {{.work = cost(30)}, job(sends, 0), job(receives, 1)};
+  jobs[1].after = {0};
   const auto found = simulate(jobs, model, together(2));
-  CHECK(found.tasks[1][0].issued == 0 && found.tasks[1][0].start == 30 && found.ends[1] == 80 && found.ends[0] == 80);
+  CHECK(found.tasks[2][0].issued == 0 && found.tasks[2][0].start == 30 && found.ends[2] == 80 && found.ends[1] == 80);
 }
 
 TEST(collectives_match_on_ranks_with_different_numbers_of_late_issues) {

@@ -100,7 +100,7 @@ Simulation general(const Case& of, const themis::Plan& plan) {
     jobs.push_back(std::move(job));
   }
   const auto order = plan.policy == Policy::Scf ? QueueOrder::Shortest : QueueOrder::Arrival;
-  return simulate(jobs, model, {{{0, 1}}, false, {}, order, false});
+  return simulate(jobs, model, {{{0, 1}}, false, order, false});
 }
 
 bool agrees(const Case& of, const themis::Plan& plan) {

@@ -195,12 +195,10 @@ void add_model(py::module_& module) {
       .def(py::init<>())
       .def(
           "add_resource",
-          [](CostModel& self, const std::string& name, const std::string& scope, int32_t capacity, int32_t slots,
-             int64_t credit) {
-            return self.add({name, named<Resource::Scope>(kScopes, scope), capacity, slots, credit});
+          [](CostModel& self, const std::string& name, const std::string& scope, int32_t capacity, int32_t slots) {
+            return self.add({name, named<Resource::Scope>(kScopes, scope), capacity, slots});
           },
-          py::arg("name"), py::arg("scope") = "rank", py::arg("capacity") = kUnit, py::arg("slots") = 0,
-          py::arg("credit") = 0)
+          py::arg("name"), py::arg("scope") = "rank", py::arg("capacity") = kUnit, py::arg("slots") = 0)
       .def(
           "add_cost",
           [](CostModel& self, const std::string& kind, const std::string& name, const std::string& op,
@@ -226,12 +224,9 @@ py::dict simulated(const CostModel& model, const std::vector<const Job*>& given,
     tasks.emplace_back();
     for (const auto& one : times) tasks.back().emplace_back(one.ready, one.issued, one.start, one.end);
   }
-  std::vector<std::tuple<std::string, int, int64_t>> uses;
-  for (const auto& use : found.uses) uses.emplace_back(model.resources()[use.resource].name, use.owner, use.busy);
   py::dict result;
   result["tasks"] = tasks;
   result["ends"] = found.ends;
-  result["uses"] = uses;
   result["end"] = found.end;
   return result;
 }
@@ -295,27 +290,24 @@ void add_costs(py::module_& module) {
   using Parts = std::vector<std::pair<std::string, uint32_t>>;
   py::class_<Job>(module, "Job")
       .def(py::init([](const Schedule* schedule, int rank, const Parts& parts, const std::string& codec,
-                       int64_t release, const std::vector<uint32_t>& after, const std::vector<int64_t>& waits,
-                       int64_t priority, int64_t work, const Demands& demands) {
-             Job job{schedule, rank, {}, codec, release, after, waits, priority, cost_of(work, 0, 0, demands, {})};
+                       const std::vector<uint32_t>& after, int64_t priority, int64_t work, const Demands& demands) {
+             Job job{schedule, rank, {}, codec, after, priority, cost_of(work, 0, 0, demands, {})};
              for (const auto& [candidate, group] : parts) job.parts.push_back({candidate, group});
              return job;
            }),
            py::keep_alive<1, 2>(), py::arg("schedule"), py::arg("rank") = 0, py::arg("parts") = Parts(),
-           py::arg("codec") = "", py::arg("release") = 0, py::arg("after") = std::vector<uint32_t>(),
-           py::arg("waits") = std::vector<int64_t>(), py::arg("priority") = 0, py::arg("work") = 0,
-           py::arg("demands") = Demands());
+           py::arg("codec") = "", py::arg("after") = std::vector<uint32_t>(), py::arg("priority") = 0,
+           py::arg("work") = 0, py::arg("demands") = Demands());
   module.def(
       "simulate",
       [](const CostModel& model, const std::vector<const Job*>& jobs, std::vector<std::vector<int>> groups,
-         bool together, std::vector<int> hosts, const std::string& order, bool in_order) {
+         bool together, const std::string& order, bool in_order) {
         const auto queue = named<QueueOrder>(kQueueOrders, order);
-        return simulated(model, jobs, {std::move(groups), together, std::move(hosts), queue, in_order});
+        return simulated(model, jobs, {std::move(groups), together, queue, in_order});
       },
-      py::arg("model"), py::arg("jobs"), py::arg("groups"), py::arg("together") = false,
-      py::arg("hosts") = std::vector<int>(), py::arg("order") = "arrival", py::arg("in_order") = true,
-      "Times of jobs by a cost model, in nanoseconds: of each task (ready, issued, start, end), the ends of jobs, and "
-      "(resource, owner, busy).");
+      py::arg("model"), py::arg("jobs"), py::arg("groups"), py::arg("together") = false, py::arg("order") = "arrival",
+      py::arg("in_order") = true,
+      "Times of jobs by a cost model, in nanoseconds: of each task (ready, issued, start, end), and the ends of jobs.");
 }
 
 }  // namespace mcr::python
