@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "choose/kinds.h"
 #include "choose/refuse.h"
 
 namespace mcr {
@@ -84,20 +85,16 @@ const Cost* CostModel::find(const Subject& subject) const {
 
 const Cost& CostModel::cost(const Task& task, std::string_view name) const {
   const bool issue = task.kind == Task::Kind::Issue;
-  Subject subject{task.kind, issue ? task.call.op : Op::barrier, issue && task.call.vectored, class_of(task.call.dtype),
-                  std::string(name)};
+  Subject subject{task.kind, issue ? measured_as(task.call.op) : Op::barrier, issue && task.call.vectored,
+                  class_of(task.call.dtype), std::string(name)};
   const Subject wanted = subject;
-  for (const auto op : {subject.op, Op::send}) {
-    subject.op = op;
-    for (const bool vectored : {true, false}) {
-      subject.vectored = vectored;
-      if (vectored && !wanted.vectored) continue;
-      for (const auto types : {wanted.types, DTypeClass::Any}) {
-        subject.types = types;
-        if (const auto* found = find(subject)) return *found;
-      }
+  for (const bool vectored : {true, false}) {
+    subject.vectored = vectored;
+    if (vectored && !wanted.vectored) continue;
+    for (const auto types : {wanted.types, DTypeClass::Any}) {
+      subject.types = types;
+      if (const auto* found = find(subject)) return *found;
     }
-    if (wanted.op != Op::recv) break;
   }
   refuse("expected the cost of " + wanted.text() + ", got none");
 }
