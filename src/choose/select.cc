@@ -293,7 +293,6 @@ std::size_t Selector::place_of(const Candidate& candidate) const {
 
 Candidate* Selector::try_another(Refinement::Bucket& bucket, const Call& call, int64_t bytes, const Candidate& chosen) {
   const Field compared = field(call);
-  std::vector<Candidate*> candidates;
   std::vector<Refinement::Option> others;
   Refinement::Option mine{place_of(chosen), false, 0};
   for (std::size_t i = 0; i < compared.candidates.size(); ++i) {
@@ -302,12 +301,11 @@ Candidate* Selector::try_another(Refinement::Bucket& bucket, const Call& call, i
     if (compared.candidates[i] == &chosen) {
       mine = option;
     } else {
-      candidates.push_back(compared.candidates[i]);
       others.push_back(option);
     }
   }
   const auto* picked = refinement_->pick(bucket, mine, others);
-  return picked == nullptr ? nullptr : candidates[static_cast<std::size_t>(picked - others.data())];
+  return picked == nullptr ? nullptr : &at(picked->candidate);
 }
 
 std::vector<Selector::Change> Selector::adopt(std::span<const int64_t> agreed) {
