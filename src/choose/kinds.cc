@@ -26,11 +26,4 @@ Call kind_of(const Call& call, int64_t bytes) {
   return kind;
 }
 
-uint64_t mixed_bits(uint64_t value) {
-  value += 0x9e3779b97f4a7c15;
-  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
-  value = (value ^ (value >> 27)) * 0x94d049bb133111eb;
-  return value ^ (value >> 31);
-}
-
 }  // namespace mcr

@@ -20,7 +20,4 @@ uint64_t kind_key(const Call& call, int size);
 /// The call without its values that are local to this rank; its size_hint is `bytes`.
 Call kind_of(const Call& call, int64_t bytes);
 
-/// A number with its bits mixed: one step of splitmix64.
-uint64_t mixed_bits(uint64_t value);
-
 }  // namespace mcr

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "base/digest.h"
 #include "choose/curve.h"
 #include "choose/kinds.h"
 
@@ -40,7 +41,7 @@ Refinement::Turn Refinement::next(const Call& call, int64_t bytes) {
   if (count / period_ != bucket.window) {
     bucket.window = count / period_;
     // At a random index of the window: a fixed index might hit the same line of a program's loop every time.
-    const auto random = mixed_bits(static_cast<uint64_t>(bucket.window));
+    const auto random = digest(1, static_cast<uint64_t>(bucket.window));
     bucket.trial = static_cast<int64_t>(random % static_cast<uint64_t>(period_));
     bucket.timed = (bucket.trial + period_ / 2) % period_;
   }
@@ -94,8 +95,8 @@ void Refinement::add(Series& series, std::chrono::nanoseconds time) {
 
 int64_t Refinement::fingerprint() const {
   std::lock_guard lock(mutex_);
-  auto state = mixed_bits(static_cast<uint64_t>(period_));
-  const auto mix = [&](uint64_t value) { state = mixed_bits(state ^ value); };
+  auto state = digest(0, static_cast<uint64_t>(period_));
+  const auto mix = [&](uint64_t value) { state = digest(state, value); };
   for (const auto& bucket : order_) {
     const auto& call = bucket->call();
     mix(kind_key(call, size_class(call.size_hint)));

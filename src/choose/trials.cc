@@ -7,6 +7,7 @@
 #include <iterator>
 #include <utility>
 
+#include "base/digest.h"
 #include "base/error.h"
 #include "base/immortal.h"
 #include "choose/curve.h"
@@ -152,7 +153,7 @@ std::optional<Trials::Turn> Trials::next(const Call& call, int64_t bytes, const 
   }
   // The order changes from turn to turn: a program's loop may have several calls of one bucket.
   const auto turn = static_cast<uint64_t>(count / width);
-  const auto place = (static_cast<uint64_t>(count) + mixed_bits(turn)) % static_cast<uint64_t>(width);
+  const auto place = (static_cast<uint64_t>(count) + digest(1, turn)) % static_cast<uint64_t>(width);
   const Trial::Place timed{number, bucket.round, place, turn};
   return Turn{.candidate = bucket.tried[place].index,
               .trial = std::make_shared<Trial>(shared_from_this(), timed),
