@@ -404,18 +404,4 @@ Plan best(std::span<const Dimension> network, const Request& request, std::span<
   return found;
 }
 
-StepTimes step_times(std::span<const Dimension> network, const Request& request, int chunks, const Order& order) {
-  check(network, request, chunks);
-  Order sorted = order;
-  std::sort(sorted.begin(), sorted.end());
-  for (std::size_t k = 0; k < network.size(); ++k) {
-    if (sorted.size() != network.size() || sorted[k] != k) refuse("expected an order with each dimension once");
-  }
-  const Times times(network, request, chunks);
-  const auto path = path_of(times, order);
-  StepTimes result{path.dimensions, path.work, {}, times.unit()};
-  for (const auto k : path.dimensions) result.latency.push_back(times.latency(k));
-  return result;
-}
-
 }  // namespace mcr::themis

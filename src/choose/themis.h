@@ -70,13 +70,6 @@ struct Plan {
   int64_t makespan = 0;            // ps
 };
 
-/// The times of a chunk's steps, as the tests give them to the general simulator. `unit`: ps.
-struct StepTimes {
-  std::vector<uint8_t> dimensions;
-  std::vector<int64_t> work, latency;  // units
-  int64_t unit;
-};
-
 /// Throws InvalidArgument for networks and requests without a meaning.
 void check(std::span<const Dimension> network, const Request& request, int chunks);
 
@@ -86,8 +79,5 @@ Plan plan(std::span<const Dimension> network, const Request& request, Policy pol
 /// The plan with the shortest makespan; of equal ones the first by policies, then by chunks.
 Plan best(std::span<const Dimension> network, const Request& request, std::span<const Policy> policies,
           std::span<const int> chunks);
-
-/// The steps of a chunk that takes this order.
-StepTimes step_times(std::span<const Dimension> network, const Request& request, int chunks, const Order& order);
 
 }  // namespace mcr::themis

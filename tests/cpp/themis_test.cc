@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <map>
 #include <numeric>
 #include <random>
 #include <set>
@@ -71,29 +70,90 @@ class Random {
 
 std::string name(std::size_t dimension) { return "dim" + std::to_string(dimension); }
 
-// The general simulator's times of a plan: a job for each chunk, an Issue for each step.
-Simulation general(const Case& of, const themis::Plan& plan) {
-  CostModel model;
-  std::vector<themis::StepTimes> times;
-  for (const auto& order : plan.orders) times.push_back(step_times(of.network, of.request, of.chunks, order));
-  std::map<std::string, int64_t> latencies;
-  for (std::size_t i = 0; i < times[0].dimensions.size(); ++i) {
-    latencies[name(times[0].dimensions[i])] = times[0].latency[i];
+// The costs of steps by their definition, rounded up to units of time.
+class Costs {
+ public:
+  explicit Costs(const Case& of) : of_(of), exchanges_(of.request.op == Op::all_to_all) {
+    Wide most = 0;
+    for (const auto& one : of.network) {
+      const auto [steps, blocks] = algorithm_of(one);
+      const Wide sent = Wide{of.request.bytes} * blocks * kSecond / (Wide{one.size} * one.bandwidth);
+      most += 2 * (sent + Wide{one.latency} * steps * themis::kMostChunks);
+    }
+    while (most / unit_ >= Wide{1} << 39) unit_ *= 2;
   }
-  for (const auto& [link, latency] : latencies) {
-    const auto number = model.add({.name = link, .slots = of.request.in_flight});
-    model.add({Task::Kind::Issue, Op::broadcast, false, {}, link},
+
+  int64_t unit() const { return unit_; }  // ps
+  int64_t latency(std::size_t k) const {
+    return divide_up(Wide{of_.network[k].latency} * algorithm_of(of_.network[k]).steps, unit_);
+  }
+  // The dimension and the work of each step of a chunk.
+  std::vector<std::pair<uint8_t, int64_t>> path(const Order& order) const {
+    std::vector<std::pair<uint8_t, int64_t>> steps;
+    Wide parts = of_.chunks;
+    // Each reduce_scatter divides the data of the later ones. All_gathers are the same steps backwards.
+    const bool gathers = of_.request.op == Op::all_gather;
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      const auto k = order[gathers ? order.size() - 1 - i : i];
+      const auto& one = of_.network[k];
+      const Wide bytes = Wide{of_.request.bytes} * algorithm_of(one).blocks;
+      steps.emplace_back(k, divide_up(bytes * kSecond, parts * one.size * one.bandwidth * unit_));
+      if (!exchanges_) parts *= one.size;
+    }
+    if (of_.request.op == Op::all_reduce) {
+      const auto back = std::vector(steps.rbegin(), steps.rend());
+      steps.insert(steps.end(), back.begin(), back.end());
+    }
+    if (gathers) std::reverse(steps.begin(), steps.end());
+    return steps;
+  }
+
+ private:
+  __extension__ using Wide = __int128;
+  static constexpr int64_t kSecond = 1000 * kMs;
+  // Of a dimension's collective: its steps, and how many blocks, of one for each rank, a rank sends.
+  struct Algorithm {
+    int64_t steps, blocks;
+  };
+
+  Algorithm algorithm_of(const Dimension& one) const {
+    Algorithm found{one.kind == Kind::Ring ? one.size - 1 : 1, one.size - 1};
+    if (one.kind == Kind::Ring && exchanges_) {  // each block passes the ranks on its way
+      found = {0, 0};
+      for (int64_t distance = 1; distance < one.size; ++distance) {
+        const auto hops = one.links > 1 ? std::min(distance, one.size - distance) : distance;
+        found = {std::max(found.steps, hops), found.blocks + hops};
+      }
+    } else if (one.kind == Kind::Switch && !exchanges_) {  // halving
+      while (int64_t{1} << found.steps < one.size) ++found.steps;
+    }
+    return found;
+  }
+  static int64_t divide_up(Wide value, Wide by) { return static_cast<int64_t>((value + by - 1) / by); }
+
+  const Case& of_;
+  const bool exchanges_;
+  int64_t unit_ = 1;
+};
+
+// The general simulator's times of a plan: a job for each chunk, an Issue for each step.
+Simulation general(const Case& of, const Costs& costs, const themis::Plan& plan) {
+  CostModel model;
+  for (std::size_t k = 0; k < of.network.size(); ++k) {
+    const auto number = model.add({.name = name(k), .slots = of.request.in_flight});
+    const auto latency = costs.latency(k);
+    model.add({Task::Kind::Issue, Op::broadcast, false, {}, name(k)},
               {{}, latency, int64_t{1} << 20, latency, {{number, kUnit}}});
   }
-  std::vector<Schedule> schedules(times.size());
+  std::vector<Schedule> schedules(plan.orders.size());
   std::vector<Job> jobs;
-  for (std::size_t chunk = 0; chunk < times.size(); ++chunk) {
+  for (std::size_t chunk = 0; chunk < schedules.size(); ++chunk) {
     Schedule::Ids after;
-    for (std::size_t i = 0; i < times[chunk].work.size(); ++i) {
+    for (const auto& [dimension, work] : costs.path(plan.orders[chunk])) {
       Call call;
       call.op = Op::broadcast;
-      call.out = {nullptr, times[chunk].work[i]};
-      after = {schedules[chunk].issue(call, after, times[chunk].dimensions[i])};
+      call.out = {nullptr, work};
+      after = {schedules[chunk].issue(call, after, dimension)};
     }
     Job job{&schedules[chunk]};
     for (std::size_t k = 0; k < of.network.size(); ++k) job.parts.push_back({name(k)});
@@ -104,8 +164,9 @@ Simulation general(const Case& of, const themis::Plan& plan) {
 }
 
 bool agrees(const Case& of, const themis::Plan& plan) {
-  const auto expected = general(of, plan);
-  const int64_t unit = step_times(of.network, of.request, of.chunks, plan.orders[0]).unit;
+  const Costs costs(of);
+  const auto expected = general(of, costs, plan);
+  const int64_t unit = costs.unit();
   bool equal = expected.end * unit == plan.makespan;
   for (const auto& step : plan.steps) {
     const auto& one = expected.tasks[step.chunk][step.index];
@@ -355,15 +416,17 @@ TEST(the_best_plan_is_never_worse_than_the_baseline) {
 
 TEST(costs_of_steps) {
   const Network network = {{Kind::Ring, 5, kGbps, 1000, 2}, {Kind::Switch, 6, 2 * kGbps, 100}};
-  const auto ring = step_times(network, {Op::all_reduce, 150'000, 1}, 1, {0, 1});
-  CHECK(ring.unit == 1 && ring.dimensions == std::vector<uint8_t>{0, 1, 1, 0});
-  CHECK(ring.work == std::vector<int64_t>{960'000'000, 100'000'000, 100'000'000, 960'000'000});
-  CHECK(ring.latency == std::vector<int64_t>{4000, 300, 300, 4000});
-  const auto exchange = step_times(network, {Op::all_to_all, 150'000, 1}, 1, {0, 1});
-  CHECK(exchange.work == std::vector<int64_t>{1'440'000'000, 500'000'000});  // 6 of 5 blocks: some pass two links
-  CHECK(exchange.latency == std::vector<int64_t>{2000, 100});
-  const auto gather = step_times(network, {Op::all_gather, 150'000, 1}, 1, {1, 0});
-  CHECK(gather.work == std::vector<int64_t>{100'000'000, 960'000'000});
+  using Times = std::vector<int64_t>;
+  const auto times = [&](Op op) {
+    Times found;
+    for (const auto& step : plan(network, {op, 150'000, 1}, Policy::Baseline, 1).steps) {
+      found.push_back(step.end - step.start);
+    }
+    return found;
+  };
+  CHECK(times(Op::all_reduce) == Times{960'004'000, 100'000'300, 100'000'300, 960'004'000});
+  CHECK(times(Op::all_to_all) == Times{1'440'002'000, 500'000'100});  // 6 of 5 blocks: some pass two links
+  CHECK(times(Op::all_gather) == Times{100'000'300, 960'004'000});
 }
 
 TEST(networks_and_requests_without_a_meaning) {
