@@ -8,7 +8,7 @@
 
 namespace mcr {
 
-/// The place of each rank's slice. Rank numbers count along dimension 0 first.
+/// The place of each rank's slice; the order has each dimension once. Rank numbers count along dimension 0 first.
 ///
 /// After reduce_scatters in this order (or before all_gathers in the reverse order), rank r has the slice number
 /// places[r] of a buffer with one slice per rank. So the slice that rank r has to own must be put there before.
