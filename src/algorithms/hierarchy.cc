@@ -99,9 +99,10 @@ class Hierarchy {
     return issue(step_of(call_, op, in, out, root_line_), Part::kOuter, after);
   }
 
-  // Across uneven lines: blocks of different sizes on the sides that have one block per line.
+  // On uneven lines with blocks of these sizes on the sides that have one block per line.
   Ids across(Op op, Buffer in, std::vector<int64_t> in_counts, Buffer out, std::vector<int64_t> out_counts,
              const Ids& after) {
+    if (lines_.even()) return across(op, in, out, after);
     auto call = step_of(call_, op, in, out, root_line_);
     call.vectored = true;
     call.in_displs = schedule_.keep(contiguous(in_counts));
@@ -369,9 +370,7 @@ class Hierarchy {
     Ids after = within(Part::kFirst, Op::gather, call_.in, mine, leader_, {});
     if (leads()) {
       const Buffer to = collects ? all : Buffer{};
-      after = lines_.even()
-                  ? across(Op::gather, mine, to, after)
-                  : across(Op::gather, mine, {}, to, collects ? of_lines(count) : std::vector<int64_t>(), after);
+      after = across(Op::gather, mine, {}, to, collects ? of_lines(count) : std::vector<int64_t>(), after);
     }
     if (detour()) after = within(Part::kLast, Op::broadcast, all, leader_, after);
     if (is_root()) from_line_order(all, call_.out, count, after);
@@ -391,9 +390,7 @@ class Hierarchy {
     const Buffer mine = leads() ? scratch(count * length()) : Buffer{};
     if (leads()) {
       const Buffer from = spreads ? all : Buffer{};
-      after = lines_.even()
-                  ? across(Op::scatter, from, mine, after)
-                  : across(Op::scatter, from, spreads ? of_lines(count) : std::vector<int64_t>(), mine, {}, after);
+      after = across(Op::scatter, from, spreads ? of_lines(count) : std::vector<int64_t>(), mine, {}, after);
     }
     within(Part::kLast, Op::scatter, mine, call_.out, leader_, after);
   }
