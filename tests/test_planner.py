@@ -173,6 +173,8 @@ def test_exclusive_channels_do_not_overlap() -> None:
     shared = tuple(Channel(each.name, ("bus", *each.resources)) for each in paper.channels)
     planner = Planner(Graph(shared, paper.nodes))
     assert planner.search().plan.iteration == planner.brute_force().iteration == 11000
+    with pytest.raises(InvalidArgumentError, match="expected at most 1 plans to try, got more"):
+        planner.brute_force(most=1)
 
 
 # ---- options
@@ -290,9 +292,8 @@ def test_plans_survive_their_documents(tmp_path: Path) -> None:
 def test_wrong_numbers_are_refused() -> None:
     """In calls of the core, which would end the process."""
     graph = _C.PlanGraph([1], [("a", [], [[(10, 0, [])]], True)])
-    for call in (lambda: graph.cost(_C.ExecutionPlan([0]), 1), lambda: graph.all(1), lambda: graph.all(0)):
-        with pytest.raises(InvalidArgumentError, match=r"expected at least two unrolled iterations, got \d"):
-            call()
+    with pytest.raises(InvalidArgumentError, match="expected at least two unrolled iterations, got 1"):
+        graph.cost(_C.ExecutionPlan([0]), 1)
     work = _C.Job(None, work=5, demands=[(10**6, 1)])
     with pytest.raises(InvalidArgumentError, match="expected one of 0 resources, got number 1000000"):
         _C.simulate(_C.CostModel(), [work], [[0]])

@@ -328,13 +328,11 @@ class PlanGraph:
         self,
         chains: int = ...,
         seed: int = ...,
-        unrolled: int = ...,
         most: int = ...,
         budget: int = ...,
         levels: bool = ...,
         starts: list[ExecutionPlan] = ...,
     ) -> dict[str, Any]: ...
-    def all(self, unrolled: int = ..., most: int = ...) -> dict[str, Any]: ...
 
 def ops() -> list[dict[str, Any]]: ...
 def signatures() -> list[dict[str, Any]]: ...

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <functional>
 #include <random>
-#include <string>
 #include <utility>
 
 #include "choose/curve.h"
@@ -93,7 +92,7 @@ class Chain {
 
   int64_t evaluate(const ExecutionPlan& plan) {
     ++evaluations_;
-    return scheduler_.cost(plan, settings_.unrolled);
+    return scheduler_.cost(plan);
   }
 
   bool over() {
@@ -186,8 +185,8 @@ std::vector<uint32_t> fastest_options(ListScheduler& scheduler, const PlanGraph&
 }
 
 PlanSearch PlanSearch::run(const PlanGraph& graph, const Settings& settings) {
-  if (settings.chains == 0 || settings.unrolled < 2 || settings.budget < 0) {
-    refuse("expected at least one chain, two unrolled iterations, and a budget of 0 ns or more");
+  if (settings.chains == 0 || settings.budget < 0) {
+    refuse("expected at least one chain, and a budget of 0 ns or more");
   }
   ListScheduler scheduler(graph);
   const auto fastest = fastest_options(scheduler, graph);
@@ -214,37 +213,7 @@ PlanSearch PlanSearch::run(const PlanGraph& graph, const Settings& settings) {
     result.plans.push_back(chain.best());
     result.evaluations += chain.evaluations();
     result.complete = result.complete && !chain.timed_out();
-    if (number != 0 && chain.cost() >= result.cost) continue;
-    result.plan = chain.best();
-    result.cost = chain.cost();
   }
-  return result;
-}
-
-PlanSearch PlanSearch::all(const PlanGraph& graph, uint32_t unrolled, uint64_t most,
-                           const std::function<void()>& check) {
-  ListScheduler scheduler(graph);
-  uint64_t count = 1;
-  for (const auto& node : graph.nodes) {
-    count *= node.options.size();
-    if (count > most) refuse("expected at most " + std::to_string(most) + " plans to try, got more");
-  }
-  ExecutionPlan plan{std::vector<uint32_t>(graph.nodes.size(), 0), {}, PlanOrder::Critical, {}};
-  Checks checks(check);
-  PlanSearch result;
-  for (uint64_t number = 0; number < count; ++number) {
-    checks.at(Clock::now());
-    uint64_t left = number;
-    for (uint32_t node = 0; node < graph.nodes.size(); ++node) {
-      plan.options[node] = static_cast<uint32_t>(left % graph.nodes[node].options.size());
-      left /= graph.nodes[node].options.size();
-    }
-    const int64_t cost = scheduler.cost(plan, unrolled);
-    if (number == 0 || cost < result.cost) result.plan = plan, result.cost = cost;
-  }
-  result.evaluations = count;
-  result.chains = {result.cost};
-  result.plans = {result.plan};
   return result;
 }
 

@@ -16,30 +16,22 @@ struct PlanSearch {
   struct Settings {
     uint32_t chains = 10;
     uint64_t seed = 0;
-    uint32_t unrolled = 2;  // iterations by which a plan's cost is determined
-    uint32_t most = 0;      // evaluations of each chain; 0: no limit. A chain also ends when half of its evaluations,
-                            // and enough of them, have found nothing better
-    int64_t budget = 0;     // ns for all chains; 0: no limit, and the result depends on nothing but the arguments
-    bool levels = true;     // whether calls may also go first or last
+    uint32_t most = 0;   // evaluations of each chain; 0: no limit. A chain also ends when half of its evaluations,
+                         // and enough of them, have found nothing better
+    int64_t budget = 0;  // ns for all chains; 0: no limit, and the result depends on nothing but the arguments
+    bool levels = true;  // whether calls may also go first or last
     std::vector<ExecutionPlan> starts = {};  // of the first chains, for example the last plan
     std::function<void()> check = {};        // is called from time to time, and ends the search by an exception
   };
 
-  ExecutionPlan plan = {};
-  int64_t cost = 0;                       // ns for one iteration
-  std::vector<int64_t> chains = {};       // the best cost of each
+  std::vector<int64_t> chains = {};       // the best cost of each: ns for one iteration
   std::vector<ExecutionPlan> plans = {};  // and its plan
   uint64_t evaluations = 0;
   bool complete = true;  // false: the budget ended it
 
-  /// The best plan of all chains. Each begins with one of `starts`, with the fastest options, or at random, and keeps
+  /// The best plan of each chain. It begins with one of `starts`, with the fastest options, or at random, and keeps
   /// its best plan. Whole numbers only. Throws InvalidArgument for an invalid graph, plan or setting.
   static PlanSearch run(const PlanGraph& graph, const Settings& settings);
-
-  /// The best of all combinations of options, without levels. Throws InvalidArgument for more than `most` of them.
-  /// `check`: as in Settings.
-  static PlanSearch all(const PlanGraph& graph, uint32_t unrolled, uint64_t most,
-                        const std::function<void()>& check = {});
 };
 
 /// The fastest option of each node when it has all channels to itself.

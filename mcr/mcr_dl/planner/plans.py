@@ -7,6 +7,8 @@ issued after those before it, as an executor would that keeps one order on all c
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -184,7 +186,7 @@ class Planner:
         """
         starts = [] if start is None else [_C.ExecutionPlan(list(start.chosen))]
         limit = 0 if budget is None else max(1, round(min(budget, _LONGEST) * 1e9))
-        found = self.core.search(chains, seed, 2, evaluations, limit, levels, starts)
+        found = self.core.search(chains, seed, evaluations, limit, levels, starts)
         plan = self.program_order()
         for (chosen, its_levels), cost in zip(found["plans"], found["chains"], strict=True):
             other = self._plan("search", chosen, its_levels, "critical", cost)
@@ -194,8 +196,13 @@ class Planner:
 
     def brute_force(self, most: int = 1 << 20) -> Plan:
         """The best of all combinations of options. Raises InvalidArgumentError for more than ``most``."""
-        found = self.core.all(2, most)
-        return self._plan("brute force", found["options"], [], "critical", found["cost"])
+        counts = [len(found) or 1 for found in self.options]
+        if math.prod(counts) > most:
+            raise InvalidArgumentError(f"expected at most {most} plans to try, got more")
+        # Of equal plans the first, with the first node's option changing fastest.
+        every = (each[::-1] for each in itertools.product(*map(range, reversed(counts))))
+        chosen = min(every, key=lambda each: self.core.cost(_C.ExecutionPlan(list(each))))
+        return self._plan("brute force", chosen, [], "critical")
 
     def play(self, plan: Plan, iterations: int = 2) -> Play:
         """(ready, start, end) in ns by iteration, node and motif, by replay of the plan's order."""

@@ -55,18 +55,16 @@ py::dict found(const PlanSearch& result) {
   std::vector<Row> plans;
   for (const auto& one : result.plans)
     plans.emplace_back(one.options, std::vector<int>(one.levels.begin(), one.levels.end()));
-  found["options"] = result.plan.options;
   found["plans"] = plans;
-  found["cost"] = result.cost;
   found["chains"] = result.chains;
   found["evaluations"] = result.evaluations;
   found["complete"] = result.complete;
   return found;
 }
 
-PlanSearch search(const PlanGraph& graph, uint32_t chains, uint64_t seed, uint32_t unrolled, uint32_t most,
-                  int64_t budget, bool levels, const std::vector<const ExecutionPlan*>& starts) {
-  PlanSearch::Settings settings{chains, seed, unrolled, most, budget, levels, {}, check_signals};
+PlanSearch search(const PlanGraph& graph, uint32_t chains, uint64_t seed, uint32_t most, int64_t budget, bool levels,
+                  const std::vector<const ExecutionPlan*>& starts) {
+  PlanSearch::Settings settings{chains, seed, most, budget, levels, {}, check_signals};
   for (const auto* start : starts) settings.starts.push_back(*start);
   const Unlocked guard;
   return PlanSearch::run(graph, settings);
@@ -109,21 +107,12 @@ void add_plans(py::module_& module) {
            })
       .def(
           "search",
-          [](const PlanGraph& self, uint32_t chains, uint64_t seed, uint32_t unrolled, uint32_t most, int64_t budget,
-             bool levels, const std::vector<const ExecutionPlan*>& starts) {
-            return found(search(self, chains, seed, unrolled, most, budget, levels, starts));
+          [](const PlanGraph& self, uint32_t chains, uint64_t seed, uint32_t most, int64_t budget, bool levels,
+             const std::vector<const ExecutionPlan*>& starts) {
+            return found(search(self, chains, seed, most, budget, levels, starts));
           },
-          py::arg("chains") = 10, py::arg("seed") = 0, py::arg("unrolled") = 2, py::arg("most") = 0,
-          py::arg("budget") = 0, py::arg("levels") = true, py::arg("starts") = std::vector<const ExecutionPlan*>())
-      .def(
-          "all",
-          [](const PlanGraph& self, uint32_t unrolled, uint64_t most) {
-            return found([&] {
-              const Unlocked guard;
-              return PlanSearch::all(self, unrolled, most, check_signals);
-            }());
-          },
-          py::arg("unrolled") = 2, py::arg("most") = 1 << 20);
+          py::arg("chains") = 10, py::arg("seed") = 0, py::arg("most") = 0, py::arg("budget") = 0,
+          py::arg("levels") = true, py::arg("starts") = std::vector<const ExecutionPlan*>());
 }
 
 }  // namespace mcr::python
