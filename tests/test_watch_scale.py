@@ -35,8 +35,8 @@ class Rank:
 
     def __init__(self, store: Any, rank: int, size: int = SIZE) -> None:
         self.exchange = Exchange(store, rank, size, self._answer, lambda *_: None)
-        self.counted = Counted(self.exchange._mine)
-        self.exchange._mine = self.counted
+        self.counted = Counted(self.exchange.store)
+        self.exchange.store = self.counted
         self.losses = Losses(self.exchange)
         self.inquiries = Inquiries(self.exchange, self.losses)
         self.size = size
@@ -151,8 +151,8 @@ def test_news_get_no_reports() -> None:
         assert first.raise_alarm(Alarm(0, "lost", "", "lost", lost=1)) == (0, True)
         await_true(lambda: first.number == second.number == 1)
         assert not store.check(["watch/report/0/0"])
-        second._number = 0  # as if it had not heard it yet
-        threading.Timer(0.2, lambda: setattr(second, "_number", 1)).start()
+        second.number = 0  # as if it had not heard it yet
+        threading.Timer(0.2, lambda: setattr(second, "number", 1)).start()
         assert ranks[1].find_out().startswith("All ranks have arrived")
         assert store.check(["watch/report/1/0"])
 

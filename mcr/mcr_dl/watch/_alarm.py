@@ -116,11 +116,11 @@ class Exchange:
         self.more = size * _MORE  # seconds that a step takes longer than in a small job
         self._kept = min(max(_KEPT // size, _LEAST_KEPT), _MOST_KEPT)
         self._answer, self._heard = answer, heard
-        self._mine: Any = torch_dist.PrefixStore(_PREFIX, own_connection(store))
+        self.store: Any = torch_dist.PrefixStore(_PREFIX, own_connection(store))  # of the threads that do not listen
         listening = own_connection(store)
         self._sleeps = listening is not store  # a wait there blocks no other thread's use of the store
         self._listening = torch_dist.PrefixStore(_PREFIX, listening)
-        self._number = number  # of the awaited alarm
+        self.number = number  # of the next alarm
         self._reported: deque[int] = deque()  # alarms on which this rank's report is at the store
         self._news: set[int] = set()  # alarms without reports
         self._asked: deque[tuple[int, str]] = deque()  # alarms and inquiries of which this rank has published diagnoses
@@ -130,11 +130,6 @@ class Exchange:
         self._listener = threading.Thread(target=self._listen, name="mcr_dl alarms", daemon=True)
         self._requests: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._asker = threading.Thread(target=self._serve, name="mcr_dl store", daemon=True)
-
-    @property
-    def number(self) -> int:
-        """The number of the next alarm."""
-        return self._number
 
     @property
     def slow(self) -> bool:
@@ -151,7 +146,7 @@ class Exchange:
         self._ending.set()
         with contextlib.suppress(*STORE_ERRORS):
             if self._listener.is_alive():
-                self.ask(lambda: self._mine.set(f"ring/{self._number}/{self.rank}", ""))
+                self.ask(lambda: self.store.set(f"ring/{self.number}/{self.rank}", ""))
         if self._listener.is_alive():  # it has not been started if the system allows no more threads
             self._listener.join(1.0)
 
@@ -207,14 +202,14 @@ class Exchange:
                     self.lost = alarm.text
                     self._listening.add("closed", 1)
                     return
-                number = self._number
+                number = self.number
                 if alarm.kind in REPORTED:
                     self._listening.set(f"report/{number}/{self.rank}", documents.dumps(self._answer(alarm)))
                     self._reported.append(number)
                 else:
                     self._news.add(number)
                 self._heard(number, alarm)  # before this process can raise another one, which it may make needless
-                self._number += 1
+                self.number += 1
                 with contextlib.suppress(*STORE_ERRORS):  # a store of another kind may not delete
                     self._forget(number)
             except STORE_ERRORS as error:
@@ -235,7 +230,7 @@ class Exchange:
             self._listening.delete_key(f"diagnosis/{inquiry}")
 
     def _next(self) -> Alarm | None:
-        key = f"ring/{self._number}/{self.rank}"
+        key = f"ring/{self.number}/{self.rank}"
         if self._sleeps:
             begin = time.monotonic()
             try:
@@ -257,21 +252,21 @@ class Exchange:
         return self.ask(partial(self._ring, alarm), limit)
 
     def _ring(self, alarm: Alarm) -> tuple[int, bool]:
-        number = self._number
-        first = self._mine.add(f"alarm/{number}", 1) == 1
+        number = self.number
+        first = self.store.add(f"alarm/{number}", 1) == 1
         if first:
             self._ring_all(number, alarm)
         return number, first
 
     def _ring_all(self, number: int, alarm: Alarm) -> None:
         value = documents.dumps(asdict(alarm))
-        self._mine.multi_set([f"ring/{number}/{rank}" for rank in range(self.size)], [value] * self.size)
+        self.store.multi_set([f"ring/{number}/{rank}" for rank in range(self.size)], [value] * self.size)
 
     def ring_again(self, number: int, alarm: Alarm, deadline: float) -> None:
         """Ring an alarm that its first rank may have counted, but not rung, as it ended. Raises STORE_ERRORS."""
 
         def ring() -> None:
-            if number == self._number and not self._mine.check([f"ring/{number}/{self.rank}"]):
+            if number == self.number and not self.store.check([f"ring/{number}/{self.rank}"]):
                 self._ring_all(number, alarm)
 
         self.proceed(ring, deadline)
@@ -279,9 +274,9 @@ class Exchange:
     def await_heard(self, number: int, deadline: float) -> bool:
         """Wait a moment until this rank has heard the alarm that another one has raised; whether it has."""
         over = min(time.monotonic() + _RUNG + self.more, deadline - STEPS)
-        while self._number <= number and time.monotonic() < over:
+        while self.number <= number and time.monotonic() < over:
             time.sleep(_PAUSE)
-        return self._number > number
+        return self.number > number
 
     def is_news(self, number: int) -> bool:
         """Whether no rank reports on that alarm, which this rank has heard."""
@@ -292,7 +287,7 @@ class Exchange:
     def asker(self, inquiry: str, former: int | None, deadline: float) -> int:
         """The rank that reads the reports: the first that wanted to, or, if ``former`` does not, another one."""
         expected = "" if former is None else str(former)
-        claim = partial(self._mine.compare_set, f"asker/{inquiry}", expected, str(self.rank))
+        claim = partial(self.store.compare_set, f"asker/{inquiry}", expected, str(self.rank))
         return int(self.proceed(claim, deadline))
 
     def gather(self, number: int, ranks: Sequence[int], deadline: float, gone: Callable[[], Container[int]]) -> Answers:
@@ -303,7 +298,7 @@ class Exchange:
 
         def complete() -> bool:
             lost = gone()
-            return bool(self._mine.check([f"report/{number}/{rank}" for rank in ranks if rank not in lost]))
+            return bool(self.store.check([f"report/{number}/{rank}" for rank in ranks if rank not in lost]))
 
         self._until(complete, ANSWERS + self.more, deadline)
         reports = self.proceed(lambda: self.all_left(f"report/{number}", ranks), deadline)
@@ -330,14 +325,14 @@ class Exchange:
         """Publish the diagnosis; returns the one that all ranks read, if another rank was faster. STORE_ERRORS."""
         self._asked.append((number, inquiry))
         text = documents.dumps(diagnosis)
-        return str(decode(self.proceed(lambda: self._mine.compare_set(f"diagnosis/{inquiry}", "", text), deadline)))
+        return str(decode(self.proceed(lambda: self.store.compare_set(f"diagnosis/{inquiry}", "", text), deadline)))
 
     def diagnosis(self, inquiry: str, lost: Callable[[], bool], deadline: float, latest: float) -> str | None:
         """The diagnosis of the rank that asks; None if it does not come, or if that rank is lost. STORE_ERRORS."""
         key = f"diagnosis/{inquiry}"
         limit = INQUIRY - 0.1 + 2 * self.more
-        self._until(lambda: lost() or self._mine.check([key]), limit, deadline, latest)
-        found = self.proceed(lambda: self._mine.get(key) if self._mine.check([key]) else None, deadline)
+        self._until(lambda: lost() or self.store.check([key]), limit, deadline, latest)
+        found = self.proceed(lambda: self.store.get(key) if self.store.check([key]) else None, deadline)
         return None if found is None else str(decode(found))
 
     def leave_together(self, well: bool, limit: float | None, *, begun: bool) -> bool:
@@ -353,19 +348,19 @@ class Exchange:
         end, pause = math.inf if limit is None else time.monotonic() + limit, self.pause
 
         def complete() -> bool:
-            return bool(self._mine.add("leaving", 0) == self.size)
+            return bool(self.store.add("leaving", 0) == self.size)
 
         def over() -> bool:
-            return complete() or bool(self._mine.check(["failed"]))
+            return complete() or bool(self.store.check(["failed"]))
 
         def apart() -> bool:
-            return limit is None and (not begun or bool(self._mine.check([_ELSEWHERE])))
+            return limit is None and (not begun or bool(self.store.check([_ELSEWHERE])))
 
         def decided() -> bool:
-            together = complete() and not self._mine.check(["failed"])
+            together = complete() and not self.store.check(["failed"])
             if not together:
-                self._mine.set("failed", "")  # ranks that wait longer must not wait for this one
-            return bool(self._mine.compare_set("together", "", "1" if together else "0") == b"1")
+                self.store.set("failed", "")  # ranks that wait longer must not wait for this one
+            return bool(self.store.compare_set("together", "", "1" if together else "0") == b"1")
 
         try:
             self._part(lambda: self._leaving(well))
@@ -393,15 +388,15 @@ class Exchange:
 
         def tell() -> None:
             with contextlib.suppress(*STORE_ERRORS):
-                self._mine.set(_ELSEWHERE, "")
+                self.store.set(_ELSEWHERE, "")
 
         if self.slow:
             self._requests.put(tell)
 
     def _leaving(self, well: bool) -> None:
         if not well:
-            self._mine.set("failed", "")
-        self._mine.add("leaving", 1)
+            self.store.set("failed", "")
+        self.store.add("leaving", 1)
 
     def close(self, reason: str, *, well: bool) -> None:
         """Notify the other listeners that the store closes with this process. (A client that waits at a store when it
@@ -410,33 +405,33 @@ class Exchange:
         with contextlib.suppress(*STORE_ERRORS):
             listening = self.ask(lambda: self._close(reason, well=well))
             deadline = time.monotonic() + INQUIRY
-            self._until(lambda: bool(self._mine.add("closed", 0) >= listening), _CLOSING, deadline)
+            self._until(lambda: bool(self.store.add("closed", 0) >= listening), _CLOSING, deadline)
 
     def _close(self, reason: str, *, well: bool) -> int:
         """Returns the number of listeners. This process has left its last report."""
-        listening = self.size - int(self._mine.add(ENDINGS, 0))
+        listening = self.size - int(self.store.add(ENDINGS, 0))
         if listening > 0:
             value = documents.dumps(asdict(Alarm(self.rank, "closing", "", reason, lost=-1 if well else self.rank)))
             others = [rank for rank in range(self.size) if rank != self.rank]
-            keys = [f"ring/{number}/{rank}" for rank in others for number in (self._number, self._number + 1)]
-            self._mine.multi_set(keys, [value] * len(keys))
+            keys = [f"ring/{number}/{rank}" for rank in others for number in (self.number, self.number + 1)]
+            self.store.multi_set(keys, [value] * len(keys))
         return listening
 
     def fail(self) -> None:
         """Let ranks that are about to leave together not wait for this one."""
         with contextlib.suppress(*STORE_ERRORS):
-            self.ask(lambda: self._mine.set("failed", ""), anyhow=True)
+            self.ask(lambda: self.store.set("failed", ""), anyhow=True)
 
     # ---- values that stay at the store
 
     def take_over(self) -> None:
         """Before start(): remove what the process that had this rank before has left at its end."""
-        ring = f"ring/{self._number}/{self.rank}"
+        ring = f"ring/{self.number}/{self.rank}"
         with contextlib.suppress(*STORE_ERRORS):
-            if self._mine.delete_key(f"{ENDED}/{self.rank}"):
-                self._mine.add(ENDINGS, -1)
-            if self._mine.check([ring]) and not self._mine.get(ring):
-                self._mine.delete_key(ring)
+            if self.store.delete_key(f"{ENDED}/{self.rank}"):
+                self.store.add(ENDINGS, -1)
+            if self.store.check([ring]) and not self.store.get(ring):
+                self.store.delete_key(ring)
 
     def leave(self, key: str, value: Any, *, limit: float = INQUIRY, anyhow: bool = False) -> bool:
         """Leave a value for all ranks, under this rank's number; False if the store cannot be reached.
@@ -445,9 +440,9 @@ class Exchange:
         """
 
         def put() -> None:
-            self._mine.set(f"{key}/{self.rank}", documents.dumps(value))
+            self.store.set(f"{key}/{self.rank}", documents.dumps(value))
             if key == ENDED:
-                self._mine.add(ENDINGS, 1)
+                self.store.add(ENDINGS, 1)
 
         try:
             self.ask(put, limit, anyhow=anyhow)
@@ -458,18 +453,12 @@ class Exchange:
     def left(self, key: str, rank: int) -> Any | None:
         """The value that a rank has left there, or None. Raises STORE_ERRORS."""
         name = f"{key}/{rank}"
-        return decode(self._mine.get(name)) if self._mine.check([name]) else None
+        return decode(self.store.get(name)) if self.store.check([name]) else None
 
     def all_left(self, key: str, ranks: Iterable[int]) -> dict[int, Any]:
         """The values that these ranks have left there. Raises STORE_ERRORS."""
         wanted = list(ranks)
-        away = set(missing(self._mine, key, wanted))
+        away = set(missing(self.store, key, wanted))
         here = [rank for rank in wanted if rank not in away]
-        values = self._mine.multi_get([f"{key}/{rank}" for rank in here]) if here else []
+        values = self.store.multi_get([f"{key}/{rank}" for rank in here]) if here else []
         return {rank: decode(value) for rank, value in zip(here, values, strict=True)}
-
-    @property
-    def store(self) -> torch_dist.Store:
-        """The connection of the threads that do not listen."""
-        store: torch_dist.Store = self._mine
-        return store
