@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -12,10 +13,11 @@ import pytest
 import torch.distributed as torch_dist
 
 from harness.counted import CALL, RANKS, SIZE, Counted
-from mcr_dl.watch import _compare
-from mcr_dl.watch._alarm import ENDED, ENDINGS, decode
+from mcr_dl.watch import _compare, _detail
+from mcr_dl.watch._alarm import ENDED, ENDINGS, Exchange, decode
 from mcr_dl.watch._compare import Comparison, Verdict
 from mcr_dl.watch._detail import Detail
+from waiting import await_true
 
 
 def compared(store: Any, rank: int, members: list[int], monkeypatch: pytest.MonkeyPatch, size: int = SIZE) -> Any:
@@ -206,6 +208,30 @@ def test_the_last_comparison_is_made_once(capsys: pytest.CaptureFixture[str]) ->
     made.compare_last()
     assert len(asked) == 1
     assert capsys.readouterr().err.count("the last calls have not been compared: the store cannot be reached") == 1
+
+
+def test_all_ranks_learn_of_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once this rank has heard the alarm that another one has raised a moment before; they are told once."""
+    monkeypatch.setattr(_detail, "INQUIRY", 0.1)
+    monkeypatch.setattr(_detail, "_C", SimpleNamespace(stop_desync=lambda _: None))
+    store = torch_dist.HashStore()
+    exchange = Exchange(store, 0, 2, lambda _: {}, lambda *_: None)
+    exchange.start()
+    made = Detail(exchange, threading.Event())
+    made.comparison.step = lambda: ("g", "the calls differ")  # type: ignore[method-assign]
+    try:
+        store.add("watch/alarm/0", 1)
+        made.compare()
+        assert not store.check(["watch/ring/0/1"])
+        store.set("watch/ring/0/0", json.dumps({"by": 1, "kind": "error", "group": "g", "text": "failed"}))
+        await_true(lambda: exchange.number == 1)
+        for _ in range(3):
+            made.compare()
+        assert json.loads(store.get("watch/ring/1/1"))["kind"] == "desync"
+        assert not store.check(["watch/alarm/2"])
+    finally:
+        exchange.stop()
+        exchange.end()
 
 
 def test_calls_that_were_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,18 +44,18 @@ class Job:
     def exchange(self, rank: int) -> Any:
         """A stand-in for the store."""
 
-        def tell(alarm: Alarm) -> tuple[int, bool]:
+        def tell(alarm: Alarm, *_: Any) -> bool:
             for other, losses in enumerate(self.ranks):
                 if other != rank:
                     losses.learn(alarm.lost, alarm.text, alarm.process)
-            return 0, True
+            return True
 
         return SimpleNamespace(
             rank=rank,
             ask=lambda action, *_: action(),
             left=lambda key, other: self.left.get(f"{key}/{other}"),
             leave=lambda key, value: self.left.update({f"{key}/{rank}": value}) is None,
-            raise_alarm=lambda alarm, _limit=0.0: tell(alarm),
+            tell=tell,
             closed_well=False,
             store=SimpleNamespace(host="127.0.0.1"),
         )

@@ -251,6 +251,19 @@ class Exchange:
         """Ring at all ranks; returns the alarm's number, and whether this rank was its first. Raises STORE_ERRORS."""
         return self.ask(partial(self._ring, alarm), limit)
 
+    def tell(self, alarm: Alarm, limit: float, needless: Callable[[], bool] = lambda: False) -> bool:
+        """Ring at all ranks, after the alarms of other ranks that come first; whether it has rung, or is needless.
+
+        ``limit``: in seconds.
+        """
+        deadline = time.monotonic() + limit
+        with contextlib.suppress(*STORE_ERRORS):
+            while (left := deadline - time.monotonic()) > 0:
+                if needless() or self.raise_alarm(alarm, max(left, STEPS))[1]:
+                    return True
+                time.sleep(_PAUSE)
+        return False
+
     def _ring(self, alarm: Alarm) -> tuple[int, bool]:
         number = self.number
         first = self.store.add(f"alarm/{number}", 1) == 1

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 
 from mcr_dl import _C
 from mcr_dl.base.stores import STORE_ERRORS
 from mcr_dl.base.warning import say
-from mcr_dl.watch._alarm import Alarm, Exchange
+from mcr_dl.watch._alarm import INQUIRY, Alarm, Exchange
 from mcr_dl.watch._compare import Comparison
 from mcr_dl.watch._diagnosis import ranks_text
 
@@ -24,22 +23,21 @@ class Detail:
     def __init__(self, exchange: Exchange, broken: threading.Event) -> None:
         """``broken``: ranks are or were missing, or have made different calls."""
         self._exchange, self._broken = exchange, broken
-        self._comparison = Comparison(exchange.store, exchange.rank, exchange.size)
+        self.comparison = Comparison(exchange.store, exchange.rank, exchange.size)
         self._stopped = False  # the calls of this process, because of a difference
+        self._untold: Alarm | None = None  # the news of it, until all ranks have got them
+        self._telling = threading.Lock()
         self._last = False  # the last calls have been compared, or could not be
 
-    def unmatched(self, group: str) -> list[str]:
-        """Messages of the group that have no match so far, if this rank compares them."""
-        return self._comparison.unmatched(group)
-
     def compare(self) -> None:
-        """Leave this process's new calls for the comparison."""
+        """Leave this process's new calls for the comparison. After a difference: tell all ranks, until they know."""
         if self._stopped:
+            self.tell()
             return
         try:
-            found = self._exchange.ask(self._comparison.step, _COMPARISON)
+            found = self._exchange.ask(self.comparison.step, _COMPARISON)
         except STORE_ERRORS:
-            self._comparison.miss()
+            self.comparison.miss()
             return
         if found is not None:
             self._stop(*found)
@@ -49,11 +47,16 @@ class Detail:
         if stopped:
             return
         self._broken.set()
+        if tell:
+            self._untold = Alarm(self._exchange.rank, "desync", group, text)
         _C.stop_desync(text)
-        if not tell:
-            return
-        with contextlib.suppress(*STORE_ERRORS):
-            self._exchange.raise_alarm(Alarm(self._exchange.rank, "desync", group, text))
+        self.tell()
+
+    def tell(self) -> None:
+        """Tell all ranks of the difference, unless they know; a slow store, or many alarms, may prevent it."""
+        with self._telling:
+            if self._untold is not None and self._exchange.tell(self._untold, INQUIRY):
+                self._untold = None
 
     def compare_last(self) -> None:
         """Wait, for some seconds, until all calls of all ranks have been compared. A second call does nothing."""
@@ -64,7 +67,7 @@ class Detail:
         reason = "some ranks have not come to their end"
         while verdict is None and not self._broken.is_set() and time.monotonic() < deadline:
             try:
-                verdict = self._exchange.ask(self._comparison.finish, _COMPARISON)
+                verdict = self._exchange.ask(self.comparison.finish, _COMPARISON)
             except STORE_ERRORS as error:
                 reason = f"the store cannot be reached ({str(error).partition(chr(10))[0]})"
                 break

@@ -27,7 +27,6 @@ _LATER = 10.0  # seconds in which a loss that could not be told is told again
 _GRACE = 0.3  # after the loss: calls that the library ends itself have its own text
 _NEWS = 1.5  # seconds for the loss of a rank of another host to be told
 _TELLING = 0.8  # seconds to raise an alarm while others are raised
-_PAUSE = 0.02
 
 
 def process_of(member: dict[str, Any]) -> str:
@@ -329,12 +328,5 @@ class Losses:
                 return
 
     def _told(self, alarm: Alarm) -> bool:
-        deadline = time.monotonic() + _TELLING
-        with contextlib.suppress(*STORE_ERRORS):
-            while (left := deadline - time.monotonic()) > 0:
-                if self._rank in self._texts:  # it was this process that the network had cut off
-                    return True
-                if self._exchange.raise_alarm(alarm, max(left, _NOTE))[1]:
-                    return True
-                time.sleep(_PAUSE)
-        return False
+        # It is needless if it was this process that the network had cut off.
+        return self._exchange.tell(alarm, _TELLING, lambda: self._rank in self._texts)

@@ -118,6 +118,8 @@ class Watch:
 
     def stop(self, reason: str, *, well: bool, by_code: bool = False) -> None:
         """End, and leave a note why this process is no longer there, and whether it ends as intended."""
+        if self.detail is not None:
+            self.detail.tell()
         self._ending.set()
         self._well = well
         if self._failed is not None and self._failed not in reason:
@@ -324,7 +326,7 @@ class Watch:
     def _answer(self, alarm: Alarm) -> _report.Report:
         report = _report.make(self.rank, self._size, self._ages, alarm.group)
         if self.detail is not None and alarm.message:
-            report["unmatched"] = self.detail.unmatched(alarm.group)
+            report["unmatched"] = self.detail.comparison.unmatched(alarm.group)
         self.inquiries.note(self._exchange.number, alarm, report)
         return report
 
