@@ -265,79 +265,6 @@ def test_a_folder_for_dumps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         dump.prepare_folder()
 
 
-def test_a_slow_store() -> None:
-    """It is given up for the call that asks, not for later ones; a store that fails late is given up."""
-    exchange = Exchange(torch_dist.HashStore(), 0, 1, lambda _: report([]), lambda *_: None)
-    exchange.start()
-    free, failed = threading.Event(), threading.Event()
-
-    def fail() -> None:
-        failed.wait(10)
-        raise RuntimeError("cut")
-
-    try:
-        with pytest.raises(RuntimeError, match="does not answer"):
-            exchange.ask(lambda: free.wait(10), limit=0.05)
-        with pytest.raises(RuntimeError, match="does not answer"):
-            exchange.ask(lambda: 1, limit=10)  # returns at once: the first is still running
-        free.set()
-        await_true(lambda: exchange.lost is None)
-        assert exchange.ask(lambda: 1) == 1
-        with pytest.raises(RuntimeError, match="does not answer"):
-            exchange.ask(fail, limit=0.05)
-        failed.set()
-        exchange.end()
-        exchange._asker.join(10)
-        assert not exchange._asker.is_alive()
-        assert exchange.lost == "it does not answer"
-    finally:
-        free.set()
-        failed.set()
-        exchange.stop()
-
-
-def _exchange(store: Any, **more: Any) -> Exchange:
-    return Exchange(store, 0, 1, lambda _: report([]), more.get("heard", lambda *_: None))
-
-
-def test_a_long_time_without_alarms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The listener's wait at the store ends by itself after a day; the listener does not."""
-    monkeypatch.setattr(_alarm, "_LONG", timedelta(seconds=0.2))
-    store, heard = torch_dist.TCPStore("127.0.0.1", 0, 1, True), threading.Event()
-    exchange = _exchange(store, heard=lambda *_: heard.set())
-    next_alarm, ended = exchange._next, threading.Semaphore(0)
-    monkeypatch.setattr(exchange, "_next", lambda: next_alarm() or ended.release())
-    exchange.start()
-    try:
-        assert ended.acquire(timeout=10)
-        assert exchange.lost is None
-        exchange.raise_alarm(Alarm(0, "timeout", "g", "text"))
-        assert heard.wait(10)
-    finally:
-        exchange.stop()
-
-
-def test_many_alarms_leave_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program may catch a timeout every second."""
-    monkeypatch.setattr(_alarm, "_COUNTED", 50)
-    store = torch_dist.TCPStore("127.0.0.1", 0, 1, True)
-    heard = threading.Semaphore(0)
-    exchange = _exchange(store, heard=lambda *_: heard.release())
-    exchange.start()
-    try:
-        for number in range(200):
-            exchange.raise_alarm(Alarm(0, "timeout", "g", "text"))
-            assert heard.acquire(timeout=10)
-            deadline = time.monotonic() + 10
-            inquiry = f"{number}/0/g"
-            assert exchange.asker(inquiry, None, deadline) == 0
-            assert exchange.publish(number, inquiry, "text", deadline) == "text"
-            assert exchange._until(lambda: exchange.number == number + 1, 10, deadline)  # noqa: B023
-        assert store.num_keys() < 52 + 3 * 70
-    finally:
-        exchange.stop()
-
-
 def _busy(exchange: Exchange, seconds: float) -> None:
     """Occupy the thread that uses the store."""
     with contextlib.suppress(RuntimeError):
@@ -411,7 +338,7 @@ def test_other_requests_during_an_inquiry(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_end_of_a_process_while_the_store_is_slow(well: bool | None) -> None:
     """A rank that has ended communication is not lost; the loss of another one is told once the store answers."""
     store = torch_dist.HashStore()
-    exchange = _exchange(store)
+    exchange = Exchange(store, 0, 1, lambda _: report([]), lambda *_: None)
     exchange.start()
     losses = Losses(exchange)
     losses._nodes, losses._peers = [0, 0, 1], SimpleNamespace(running=set)  # type: ignore[assignment]
@@ -453,7 +380,7 @@ def test_the_rank_that_tells_other_hosts(ended: bool) -> None:
 
 def test_identities_that_cannot_be_read(caplog: pytest.LogCaptureFixture) -> None:
     """The rank says that it notices less, and still connects to other hosts."""
-    exchange = _exchange(torch_dist.HashStore())
+    exchange = Exchange(torch_dist.HashStore(), 0, 1, lambda _: report([]), lambda *_: None)
     exchange.lost = "it does not answer"
     losses = Losses(exchange)
     connected: list[bool] = []

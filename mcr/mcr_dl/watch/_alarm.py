@@ -109,13 +109,14 @@ class Exchange:
         answer: Callable[[Alarm], Report],
         heard: Callable[[int, Alarm], None],
         number: int = 0,
+        gone: Callable[[], Container[int]] = frozenset,
     ) -> None:
-        """``number``: of the first alarm that concerns this process."""
+        """``number``: of the first alarm that concerns this process; ``gone``: the lost ranks."""
         self.rank, self.size = rank, size
         self.pause = max(_PAUSE, size / _RATE)  # seconds between two checks of each rank, if all ranks wait
         self.more = size * _MORE  # seconds that a step takes longer than in a small job
         self._kept = min(max(_KEPT // size, _LEAST_KEPT), _MOST_KEPT)
-        self._answer, self._heard = answer, heard
+        self._answer, self._heard, self._gone = answer, heard, gone
         self.store: Any = torch_dist.PrefixStore(_PREFIX, own_connection(store))  # of the threads that do not listen
         listening = own_connection(store)
         self._sleeps = listening is not store  # a wait there blocks no other thread's use of the store
@@ -123,6 +124,7 @@ class Exchange:
         self.number = number  # of the next alarm
         self._reported: deque[int] = deque()  # alarms on which this rank's report is at the store
         self._news: set[int] = set()  # alarms without reports
+        self._absent: list[int] | None = None  # ranks that hear no alarms; None: another rank removes theirs
         self._asked: deque[tuple[int, str]] = deque()  # alarms and inquiries of which this rank has published diagnoses
         self._ending = threading.Event()
         self.lost: str | None = None  # why the store cannot be reached; _SLOW may pass
@@ -220,14 +222,29 @@ class Exchange:
         """Delete what no rank reads any more: a program may catch a timeout every second for weeks."""
         self._listening.delete_key(f"ring/{number}/{self.rank}")
         self._news.discard(number - _COUNTED)
-        if self.rank == 0 and number >= _COUNTED:
+        if number % _COUNTED == 0:
+            self._absent = self._find_absent()
+        if self._absent is not None and number >= _COUNTED:
             self._listening.delete_key(f"alarm/{number - _COUNTED}")
+            # A process that takes the place of a lost rank meanwhile listens for later alarms.
+            for rank in self._absent:
+                self._listening.delete_key(f"ring/{number - _COUNTED}/{rank}")
         while len(self._reported) > self._kept:
             self._listening.delete_key(f"report/{self._reported.popleft()}/{self.rank}")
         while self._asked and self._reported and self._asked[0][0] < self._reported[0]:
             _, inquiry = self._asked.popleft()
             self._listening.delete_key(f"asker/{inquiry}")
             self._listening.delete_key(f"diagnosis/{inquiry}")
+
+    def _find_absent(self) -> list[int] | None:
+        """The ranks that are lost or have ended communication, on the lowest of the others; None on the rest."""
+        gone = self._gone()
+        present = [rank for rank in range(self.size) if rank not in gone and rank != self.rank]
+        lower = [f"{ENDED}/{rank}" for rank in present if rank < self.rank]
+        if lower and not self._listening.check(lower):
+            return None
+        running = {self.rank, *missing(self._listening, ENDED, present)}
+        return [rank for rank in range(self.size) if rank not in running]
 
     def _next(self) -> Alarm | None:
         key = f"ring/{self.number}/{self.rank}"

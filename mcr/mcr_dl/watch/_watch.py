@@ -77,7 +77,7 @@ class Watch:
         self._ages = _report.Ages()
         self._former = former
         number = 0 if former is None else former.alarm
-        self._exchange = Exchange(store, rank, size, self._answer, self._heard, number)
+        self._exchange = Exchange(store, rank, size, self._answer, self._heard, number, lambda: self.losses.texts)
         self.losses = Losses(self._exchange)
         self.inquiries = Inquiries(self._exchange, self.losses)
         self._well = True  # communication has ended as intended
