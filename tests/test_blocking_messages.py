@@ -60,6 +60,14 @@ def test_timeout(nursery: Nursery, backend: str, name: str) -> None:
     assert f"RAISED CollectiveTimeoutError {call} timed out" in ranks[0].text, ranks[0].text
 
 
+def test_interrupt_of_an_explanation(nursery: Nursery) -> None:
+    """Ctrl-C while the text of a timeout is completed is raised after the timeout."""
+    ranks = jobs.start(nursery, "blocking_messages", ["explained", "shm"], 2)
+    jobs.end(nursery, ranks)
+    jobs.expect(ranks, 0, "DONE")
+    assert "RAISED KeyboardInterrupt" in ranks[0].text, ranks[0].text
+
+
 @backends
 def test_abort(nursery: Nursery, backend: str) -> None:
     """abort() of the group on another thread ends the wait."""

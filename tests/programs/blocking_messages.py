@@ -15,6 +15,7 @@ import torch
 from activity import once_in_a_call
 
 import mcr_dl as dist
+from mcr_dl import _C
 from mcr_dl.passes import PassedCall
 from mcr_dl.runtime import state
 
@@ -137,6 +138,24 @@ def late(backend: str) -> None:
     tensor = torch.zeros(3)
     if dist.get_rank() == 0:
         receive(tensor, dist.CollectiveTimeoutError, timeout=1)
+    go_on(tensor)
+
+
+def explained(backend: str) -> None:
+    """Ctrl-C while the error of a call is completed."""
+    dist.init_process_group(backend, timeout=LONG)
+    tensor = torch.zeros(3)
+
+    def interrupt(text: str, *_: object) -> str:
+        signal.raise_signal(signal.SIGINT)
+        return text
+
+    if dist.get_rank() == 0:
+        _C.set_explainer(interrupt)
+        try:
+            receive(tensor, dist.CollectiveTimeoutError, timeout=1)
+        except KeyboardInterrupt:
+            say("RAISED KeyboardInterrupt")
     go_on(tensor)
 
 

@@ -59,7 +59,10 @@ void explain(const Error& error, const Subject& subject) {
   const Owner text(PyObject_CallFunction(explainer, "NNLii", str_of(error.what()), str_of(subject.label),
                                          static_cast<long long>(subject.seq), subject.message ? 1 : 0,
                                          timeout ? 1 : 0));
-  if (text == nullptr) return raise_text(type, error.what());  // replaces the explainer's error
+  if (text == nullptr) {
+    keep_interrupt(PyErr_Occurred());       // Ctrl-C may have come meanwhile
+    return raise_text(type, error.what());  // replaces the explainer's error
+  }
   // The library's error may have come a moment before the end of the process was known. A process that ends while a
   // timeout is explained may end because of its own timeout.
   if (lost || (!timeout && Position::lost(subject.label) != nullptr)) type = exception_of(ErrorCode::PeerLost);
