@@ -269,18 +269,19 @@ class TestTheCommand:
         assert error.startswith(f"{cli.PROGRAM}: error: ")
         assert words in error
 
+    @pytest.mark.parametrize("candidate", ["gloo", "gloo:ring"])
     def test_a_backend_that_is_not_here(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+        self, candidate: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """The reason, before a rank starts."""
+        """The reason, before a rank starts; a variant comes with its backend."""
         absent = mcr_dl.BackendUnavailableError("backend 'gloo' is unavailable: for a reason")
 
         def load(name: str) -> str:
-            del name
+            assert name == "gloo"
             raise absent
 
         monkeypatch.setattr(registry, "load", load)
-        assert cli.main(["--backend", "gloo"]) == 2
+        assert cli.main(["--backend", candidate]) == 2
         assert capsys.readouterr().err == f"{cli.PROGRAM}: error: {absent}\n"
 
     def test_more_than_four_ranks(self) -> None:
@@ -301,6 +302,13 @@ class TestTheCommand:
         code, text = check("--backend", "null", "-n", "2", "--ops", "broadcast,barrier", "--json", "-")
         assert code == 1
         assert {row["result"] for row in rows(text).values()} == {"failed"}
+
+    def test_the_version(self) -> None:
+        """The report on a variant has the version of its backend."""
+        registry.load("gloo")
+        versions = [cli.document([], kit.Settings(name))["versions"] for name in ("gloo", "gloo:ring")]
+        assert versions[0]["backend"].startswith("ok")
+        assert versions[0] == versions[1]
 
     def test_nothing_ran(self, capsys: pytest.CaptureFixture[str]) -> None:
         """Skipped cases are never passed: an operation without any other has not passed."""

@@ -85,7 +85,7 @@ def _run(given: argparse.Namespace) -> int:
     if launched():
         raise InvalidArgumentError("expected no launcher, as this command starts its ranks itself: run it without one")
     environment.require(passes=False)
-    registry.load(given.backend)
+    registry.load(_C.CandidateName(given.backend).backend)
     # The ranks of one machine share its cores: no threads of their own for computing.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     seed = cases.today() if given.seed is None else given.seed
@@ -181,7 +181,8 @@ def document(results: Sequence[Result], settings: Settings) -> dict[str, Any]:
         }
         for result in results
     ]
-    versions = {"mcr_dl": _C.__version__, "backend": _C.backend_status().get(settings.backend, "")}
+    backend = _C.CandidateName(settings.backend).backend
+    versions = {"mcr_dl": _C.__version__, "backend": _C.backend_status().get(backend, "")}
     return {"settings": asdict(settings), "versions": versions, "rows": rows}
 
 
