@@ -21,7 +21,7 @@ import torch
 from mcr_dl import _C
 from mcr_dl.base import documents, launcher
 from mcr_dl.base.errors import InvalidArgumentError, McrError
-from mcr_dl.base.operations import operation_of, operations
+from mcr_dl.base.operations import operations
 from mcr_dl.base.suggestions import did_you_mean
 from mcr_dl.commands.sizes import parse_size
 from mcr_dl.libraries import registry
@@ -255,15 +255,6 @@ def backend_names(text: str) -> str:
     return text
 
 
-def operation_names(text: str) -> tuple[str, ...]:
-    """Operations by name, or all."""
-    if text.strip() == "all":
-        return tuple(operations())
-    for name in name_list(text):
-        operation_of(name)
-    return name_list(text)
-
-
 def candidate_names(text: str) -> tuple[str, ...]:
     """Names of candidates whose backends exist. Whether a variant exists is known once the group is made."""
     also = ("auto", "all")
@@ -282,6 +273,11 @@ def one_of(known: Callable[[], Sequence[str]]) -> Callable[[str], str]:
         return text
 
     return convert
+
+
+def operation_names(text: str, known: Callable[[], Sequence[str]] = operations) -> tuple[str, ...]:
+    """Operations by name, or all that are known."""
+    return tuple(known()) if text.strip() == "all" else tuple(map(one_of(known), name_list(text)))
 
 
 def reductions() -> list[str]:

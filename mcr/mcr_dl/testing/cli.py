@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from rich.progress import BarColumn, TimeRemainingColumn
@@ -44,7 +44,8 @@ def parser() -> argparse.ArgumentParser:
     text = f"ranks to start here, {min(cases.WORLDS)} to {max(cases.WORLDS)} (default: 3)"
     result.add_argument("-n", type=checked(_ranks), default=3, metavar="RANKS", help=text)
     text = "operations, or all (default: all); to test point-to-point operations, list both send and recv"
-    result.add_argument("--ops", type=checked(_operations), default=tuple(OPS), metavar="LIST", help=text)
+    operations = partial(arguments.operation_names, known=lambda: list(OPS))
+    result.add_argument("--ops", type=checked(operations), default=tuple(OPS), metavar="LIST", help=text)
     text = f"which share of the cases runs; {cases.SEEDS} seeds in a row cover all (default: a different one each day)"
     result.add_argument("--seed", type=checked(arguments.count(0)), default=None, metavar="NUMBER", help=text)
     result.add_argument("--all", dest="everything", action="store_true", help="run all cases instead of a share")
@@ -66,15 +67,6 @@ def _ranks(text: str) -> int:
     return int(text)
 
 
-def _operations(text: str) -> tuple[str, ...]:
-    if text.strip() == "all":
-        return tuple(OPS)
-    names = arguments.name_list(text)
-    for name in names:
-        arguments.one_of(lambda: list(OPS))(name)
-    return names
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Check and report. Exit code 1: a case failed, 2: bad input or a backend that does not start, 130: interrupted."""
     given = parser().parse_args(argv)
@@ -86,8 +78,6 @@ def _run(given: argparse.Namespace) -> int:
         raise InvalidArgumentError("expected no launcher, as this command starts its ranks itself: run it without one")
     environment.require(passes=False)
     registry.load(_C.CandidateName(given.backend).backend)
-    # The ranks of one machine share its cores: no threads of their own for computing.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     seed = cases.today() if given.seed is None else given.seed
     settings = Settings(given.backend, given.n, given.ops, seed, given.everything, given.limit)
     try:
