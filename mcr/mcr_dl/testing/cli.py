@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -174,7 +173,3 @@ def document(results: Sequence[Result], settings: Settings) -> dict[str, Any]:
     backend = _C.CandidateName(settings.backend).backend
     versions = {"mcr_dl": _C.__version__, "backend": _C.backend_status().get(backend, "")}
     return {"settings": asdict(settings), "versions": versions, "rows": rows}
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,7 +7,6 @@ import argparse
 import itertools
 import json
 import pickle
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -178,7 +177,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
     return arguments.exit_code(_PROGRAM, run)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
