@@ -284,6 +284,16 @@ class TestTextOfLibraries:
             assert re.search(rf"REPORTED PeerLostError: .*own text: {GLOOS_WORDS}", ranks[0].text), ranks[0].text
 
 
+def test_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The columns of log_summary are whole: the terminal breaks the lines."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    assert Console().is_terminal
+    log_summary("gloo", Path())
+    said = capsys.readouterr().out
+    assert all(name in said for name in _log_summary._COLUMNS), said
+
+
 def test_progress_before_a_step_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     """The first turn has no times."""
     record = examples.Record("gloo", {})

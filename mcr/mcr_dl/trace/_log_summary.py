@@ -23,6 +23,7 @@ _STRAGGLER_COLUMNS = (
     "Comm. Op", "Message Size", "Count", "Total comm lat(ms)", "Total straggler(ms)", "Avg comm lat(ms)",
     "Avg straggler(ms)", "Last rank (times)",
 )  # fmt: skip
+_WIDTH = 160  # characters of a line, where there is no terminal
 
 
 def _sized(records: list[Record]) -> dict[str, dict[int, dict[str, Any]]]:
@@ -77,11 +78,11 @@ def _rows(summary: dict[str, dict[int, dict[str, Any]]]) -> Iterator[list[str]]:
 def _print(result: dict[str, Any], lost: int, unfinished: int) -> None:
     from mcr_dl.commands.console import Console  # imported here, as programs that do not print it need not have rich
 
-    console = Console(width=None if Console().is_terminal else 160)
+    console = Console()
     grid = _grid("Communication of this rank", _COLUMNS, 3)
     for row in _rows(result["summary"]):
         grid.add_row(*row)
-    console.print(grid)
+    console.print_whole(grid, _WIDTH)
     if result["straggler_analysis"] is not None:
         grid = _grid("Breakdown with straggler effect", _STRAGGLER_COLUMNS, 2)
         for name, sizes in result["straggler_analysis"].items():
@@ -90,13 +91,13 @@ def _print(result: dict[str, Any], lost: int, unfinished: int) -> None:
                 times = ("total_comm_lat_ms", "total_straggler_ms", "avg_comm_lat_ms", "avg_straggler_ms")
                 head = "" if index else name
                 grid.add_row(head, entry["msg_size_str"], str(entry["count"]), *_numbers(entry, *times), last)
-        console.print(grid)
+        console.print_whole(grid, _WIDTH)
     for codec, entry in result["metadata"]["codecs"].items():
-        console.print(f"codec {codec}: {entry['count']} calls, error at most {entry['error_bound']}")
+        console.say(f"codec {codec}: {entry['count']} calls, error at most {entry['error_bound']}")
     if unfinished:
-        console.print(f"left out: {unfinished} calls that have failed or are still running")
+        console.say(f"left out: {unfinished} calls that have failed or are still running")
     if lost:
-        console.print(f"left out: {lost} older records that the ring has overwritten (Log(capacity=...))")
+        console.say(f"left out: {lost} older records that the ring has overwritten (Log(capacity=...))")
 
 
 def log_summary(
