@@ -64,7 +64,6 @@ class _Kept:
 
     def __init__(self, traces: Sequence[Trace]) -> None:
         self._first = first_common(traces)
-        self._ranks = {trace.rank for trace in traces}
         self._left_out: dict[_Collective, str] = {}
         self._made: Counter[_Collective] = Counter()
         self._messages: Counter[tuple[_Ends, str]] = Counter()
@@ -90,8 +89,7 @@ class _Kept:
                 ends = _ends(record)
                 turns[ends, record.op] += 1
                 other = "recv" if record.op == "send" else "send"
-                there = record.group.ranks[record.root or 0] in self._ranks
-                if there and turns[ends, record.op] > self._messages[ends, other]:
+                if turns[ends, record.op] > self._messages[ends, other]:
                     problem = "messages that the other rank did not complete"
             yield record, problem
 
@@ -99,8 +97,8 @@ class _Kept:
         collective = _collective(record)
         if collective in self._left_out:
             return self._left_out[collective]
-        members = len(self._ranks.intersection(record.group.ranks))
-        return "collectives that another rank did not make" if self._made[collective] < members else None
+        missing = self._made[collective] < len(record.group.ranks)
+        return "collectives that another rank did not make" if missing else None
 
 
 def _collective(record: Record) -> _Collective:
@@ -173,7 +171,7 @@ def _timed(
 
 
 def param(traces: Sequence[Trace]) -> Export:
-    """The traces in the form that PARAM's replay reads: for each rank its process groups, then its calls and waits.
+    """The traces of all ranks in the form that PARAM's replay reads: for each rank its process groups, then its calls and waits.
 
     Calls that the log of one rank has lost, or that one rank leaves out or has not made, are left out on all ranks;
     messages are if a log has lost calls, or if the other rank has no such message. Sizes are in elements, ranks are the
