@@ -14,7 +14,8 @@ from mcr_dl.trace import _files
 from mcr_dl.trace._files import Trace, first_common, lost_somewhere
 
 Entry = dict[str, Any]
-_Collective = tuple[tuple[str, int], tuple[int, ...], int]  # the group, of which parts share a name, and the number
+# The group, its ranks and the number: where ranks give one new_group() different members, its groups share a name.
+_Collective = tuple[tuple[str, int], tuple[int, ...], int]
 _Ends = tuple[tuple[str, int], tuple[int, int] | None, int | None]
 
 # MCR-DL's names -> PARAM's. Forms on one buffer are its "base" ones; every exchange is one with splits.
@@ -171,11 +172,12 @@ def _timed(
 
 
 def param(traces: Sequence[Trace]) -> Export:
-    """The traces of all ranks in the form that PARAM's replay reads: for each rank its process groups, then its calls and waits.
+    """The traces of all ranks in the form that PARAM's replay reads.
 
-    Calls that the log of one rank has lost, or that one rank leaves out or has not made, are left out on all ranks;
-    messages are if a log has lost calls, or if the other rank has no such message. Sizes are in elements, ranks are the
-    job's, groups have equal numbers on all ranks, times are on one clock.
+    Each rank has its process groups, then its calls and waits. Calls that the log of one rank has lost, or that one
+    rank leaves out or has not made, are left out on all ranks; messages are if a log has lost calls, or if the other
+    rank has no such message. Sizes are in elements, ranks are the job's, groups have equal numbers on all ranks, times
+    are on one clock.
     """
     keys = list(dict.fromkeys((group.key, group.ranks) for trace in traces for group in trace.groups))
     export, kept = Export(), _Kept(traces)

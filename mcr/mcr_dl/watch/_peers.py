@@ -74,9 +74,10 @@ def ending_text(status: int | None) -> str:
 
 
 class Peers:
-    """Watches processes of this host. ``ended`` gets the rank, its member and its wait status, on a thread of its own.
+    """Watches processes of this host. ``ended`` gets the rank, its member and its wait status.
 
-    The status is None if the kernel does not say.
+    On a thread of its own, and in `add` for processes that have ended before. The kernel may not say the
+    status: None.
     """
 
     def __init__(self, ended: Callable[[int, dict[str, Any], int | None], None]) -> None:
