@@ -76,8 +76,8 @@ def ending_text(status: int | None) -> str:
 class Peers:
     """Watches processes of this host. ``ended`` gets the rank, its member and its wait status.
 
-    On a thread of its own, and in `add` for processes that have ended before. The kernel may not say the
-    status: None.
+    On a thread of its own, and in `add` for processes that have ended before. The status is None if the
+    kernel does not say.
     """
 
     def __init__(self, ended: Callable[[int, dict[str, Any], int | None], None]) -> None:
