@@ -61,14 +61,10 @@ class _Places:
         return _Place(name, (ranks[source], ranks[target]), self._messages[name], True)
 
 
-def _kind(record: Record) -> str:
-    return "all_to_all" if record.op == "all_to_all" else _NAMES.get(record.name, record.op)
-
-
 def _profiling_name(record: Record, place: _Place) -> str:
     library = registry.describe((record.backend or "").partition(":")[0]).recorder
     if not record.peer:
-        return f"{library}:{_kind(record)}"
+        return f"{library}:{_NAMES.get(record.name, record.op)}"
     members = sorted(place.ranks)
     source, target = (members.index(rank) for rank in place.ranks)
     ends = f"send {source}->{target}" if record.op == "send" else f"recv {target}<-{source}"
@@ -83,9 +79,10 @@ def _sizes(record: Record) -> tuple[int, int]:
     if record.vectored:
         total = {"all_gather": (0, outside), "reduce_scatter": (inside, 0)}
         return total.get(record.op, (0, 0))
-    if record.op in ("gather", "scatter"):
-        each = inside if record.op == "gather" else outside
-        return (each, 0) if record.op == "gather" else (0, each)
+    if record.op == "gather":
+        return inside, 0
+    if record.op == "scatter":
+        return 0, outside
     return (outside, outside) if inside == 0 else (inside, outside)
 
 

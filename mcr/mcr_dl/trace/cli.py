@@ -61,28 +61,27 @@ def _plot(given: argparse.Namespace) -> None:
     _say(str(given.output))
 
 
-def _remove_old(folder: Path, name: str, first: int) -> None:
-    """Remove the files of an earlier export of more ranks, as the other tool reads them all.
+def _write_all(folder: Path, name: str, contents: Sequence[bytes]) -> None:
+    """Write a file for each rank, and remove those of an earlier export of more ranks: the other tool reads them all.
 
-    ``first``: the first number that this one does not write. A gap in the numbers ends those of an export: files with
-    other numbers, such as a year, are the user's.
+    A gap in the numbers ends those of an export: files with other numbers, such as a year, are the user's.
     """
-    for rank in itertools.count(first):
+    folder.mkdir(parents=True, exist_ok=True)
+    for rank in itertools.count(len(contents)):
         old = folder / name.format(rank)
         if not old.is_file():
-            return
+            break
         old.unlink()
+    for rank, content in enumerate(contents):
+        file = folder / name.format(rank)
+        with documents.writing(file):
+            file.write_bytes(content)
 
 
 def export_param(traces: Sequence[Trace], folder: Path) -> None:
     """Write 0.json, 1.json, ... as ``commsTraceReplay --trace-type basic --trace-path`` reads them."""
     export = param(traces)
-    folder.mkdir(parents=True, exist_ok=True)
-    _remove_old(folder, _PARAM, len(export.ranks))
-    for rank, entries in enumerate(export.ranks):
-        file = folder / _PARAM.format(rank)
-        with documents.writing(file):
-            file.write_text(json.dumps(entries, indent=1))
+    _write_all(folder, _PARAM, [json.dumps(entries, indent=1).encode() for entries in export.ranks])
     _say(f"{folder}: {sum(map(len, export.ranks))} entries of {len(traces)} ranks")
     for reason, count in export.left_out.items():
         _say(f"left out: {reason} ({count})")
@@ -91,12 +90,7 @@ def export_param(traces: Sequence[Trace], folder: Path) -> None:
 def export_flight_recorder(traces: Sequence[Trace], folder: Path) -> None:
     """Write rank_0, rank_1, ... as ``torchfrtrace`` reads them."""
     dumps = flight_recorder(traces)
-    folder.mkdir(parents=True, exist_ok=True)
-    _remove_old(folder, _FLIGHT_RECORDER, len(dumps))
-    for rank, content in enumerate(dumps):
-        file = folder / _FLIGHT_RECORDER.format(rank)
-        with documents.writing(file):
-            file.write_bytes(pickle.dumps(content))
+    _write_all(folder, _FLIGHT_RECORDER, [pickle.dumps(each) for each in dumps])
     _say(f"{folder}: {sum(len(each['entries']) for each in dumps)} calls; now: torchfrtrace {folder}")
     left_out = sum(len(trace.records) for trace in traces) - sum(len(each["entries"]) for each in dumps)
     if left_out:

@@ -43,14 +43,11 @@ def with_log(specifications: list[Any]) -> list[Any]:
 
 def _clock_of(current: state.State, patience: timedelta | None) -> _clock.Clock:
     launch = current.launch
-    offset: int = 0
-    error: int | None = None
-    method = _clock.WALL
+    measured: tuple[int, int | None, str] = 0, None, _clock.WALL
     if patience is not None:
         store = meetings.meet_all("trace.save", patience)
-        offset, error, method = _clock.measure(store, launch.rank, launch.size, patience)
-    steady, wall = _clock.readings()
-    return _clock.Clock(offset, error, method, steady, wall)
+        measured = _clock.measure(store, launch.rank, launch.size, patience)
+    return _clock.Clock(*measured, *_clock.readings())
 
 
 def capture(patience: timedelta | None) -> _files.Trace:
