@@ -58,8 +58,8 @@ class Log:
         """Return no terms: a rank's records change no call."""
         return {}
 
-    def make(self, group: _C.Group, shadow: Callable[..., _C.Group]) -> _C.Pass:
-        """Make the pass of one group."""
+    def make(self, group: _C.Group, shadow: Callable[..., _C.Group] | None = None) -> _C.Pass:
+        """Make the pass of one group, which uses no shadow groups."""
         del shadow
         if self.capacity is not None:
             _C.log_resize(self.capacity)

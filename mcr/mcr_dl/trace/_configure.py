@@ -95,10 +95,6 @@ def _specification(settings: Settings, *, verbose: bool) -> Log:
     return Log(ops=None if settings.prof_all else settings.prof_ops, verbose=verbose)
 
 
-def _no_shadow(suffix: str, *, rest: bool = False) -> _C.Group:
-    raise AssertionError(f"the log asked for a group {suffix!r} (rest={rest})")
-
-
 def _with_log() -> list[_C.Group]:
     """The groups that have a log."""
     groups = state.current().program_groups()
@@ -122,7 +118,7 @@ def put(specification: Log | None) -> None:
     current = state.current()
     for group in current.program_groups():
         kept = [station for station in _C.passes(group) if station.name != Log.name]
-        _C.set_passes(group, kept if specification is None else [specification.make(group, _no_shadow), *kept])
+        _C.set_passes(group, kept if specification is None else [specification.make(group), *kept])
     others = [each for each in current.passes if each.name != Log.name]
     current.passes = others if specification is None else [specification, *others]
     if specification is None or not specification.verbose:
@@ -141,7 +137,7 @@ def _change(settings: Settings, given: Set[str]) -> bool:
     for group in groups:
         printed = settings.verbose if verbose else printer.prints(group.name())
         if ops:
-            made = replace(fresh, verbose=printed).make(group, _no_shadow)
+            made = replace(fresh, verbose=printed).make(group)
             _C.set_passes(group, [made if station.name == Log.name else station for station in _C.passes(group)])
         elif printed:
             printer.start(group.name())
