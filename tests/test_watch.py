@@ -21,7 +21,7 @@ import torch.distributed as torch_dist
 
 from harness.counted import CALL
 from mcr_dl import _C, InvalidArgumentError
-from mcr_dl.base import launcher
+from mcr_dl.base import launcher, variables
 from mcr_dl.trace.cli import main as mcr_trace
 from mcr_dl.watch import _alarm, _losses, _report, dump
 from mcr_dl.watch._alarm import Alarm, Exchange
@@ -231,7 +231,7 @@ def test_the_folder_is_that_of_the_start(tmp_path: Path, monkeypatch: pytest.Mon
     dump.set_job("job")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")
-    assert dump.folder() == tmp_path / "dumps of the start"
+    assert variables.path(dump.VARIABLE) == tmp_path / "dumps of the start"
 
 
 def test_no_dumps(tmp_path: Path) -> None:

@@ -253,9 +253,17 @@ def problem(environment: Mapping[str, str] = os.environ) -> str:
     return ""
 
 
+def path(variable: str) -> Path | None:
+    """The absolute path that a variable gives, as of its first use: a program may change its folder later.
+
+    None if it is not set, or empty.
+    """
+    value = os.environ.get(variable)
+    return _absolute(value) if value else None
+
+
 @cache
-def path_of(value: str) -> Path:
-    """The absolute path that a variable gives, as of its first use: a program may change its folder later."""
+def _absolute(value: str) -> Path:
     return Path(value).absolute()
 
 

@@ -19,26 +19,20 @@ from mcr_dl.records import log
 from mcr_dl.runtime import meetings, state
 from mcr_dl.trace import _clock, _configure, _files, _regions
 
-VARIABLE = "MCR_DL_TRACE"
+VARIABLE = "MCR_DL_TRACE"  # the folder for traces at the end of the program
 _AT_END = timedelta(seconds=10)  # for ranks that end without the others
-
-
-def folder() -> str | None:
-    """The folder for traces at the end of the program, from ``MCR_DL_TRACE``; None: no traces."""
-    name = os.environ.get(VARIABLE)
-    return str(variables.path_of(name)) if name else None
 
 
 def prepare_folder() -> None:
     """Make the folder, and warn now if it cannot hold traces: at the end of the program they would be lost."""
-    target = folder()
+    target = variables.path(VARIABLE)
     if target is not None:
         variables.prepare_folder(VARIABLE, _files.file_of(target, 0).parent, "traces")
 
 
 def with_log(specifications: list[Any]) -> list[Any]:
     """The passes of a new job: with the log first, if the environment asks for traces."""
-    return specifications if folder() is None else chain.with_log(specifications)
+    return specifications if variables.path(VARIABLE) is None else chain.with_log(specifications)
 
 
 def _clock_of(current: state.State, patience: timedelta | None) -> _clock.Clock:
@@ -90,7 +84,7 @@ def finish(*, together: bool) -> None:
     A failure is reported and does not end the program.
     """
     _configure.reset()
-    target = folder()
+    target = variables.path(VARIABLE)
     if target is None or not state.has_begun():
         return
     try:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch.distributed as torch_dist
 
 from mcr_dl import _C
-from mcr_dl.base import agreement, stores
+from mcr_dl.base import agreement, stores, variables
 from mcr_dl.base.launcher import holds
 from mcr_dl.base.warning import say
 from mcr_dl.watch import _fork, _report, dump
@@ -336,7 +336,7 @@ class Watch:
             _C.stop_desync(alarm.text)
         elif alarm.kind == "lost":
             self.losses.learn(alarm.lost, alarm.text, alarm.process)
-        if dump.folder() is not None:
+        if variables.path(dump.VARIABLE) is not None:
             report = _report.make(self.rank, self._size, self._ages, alarm.group, whole=True)
             dump.write(number, report, vars(alarm))
 

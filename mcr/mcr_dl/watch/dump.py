@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import time
@@ -44,15 +43,9 @@ _OPTIONAL: dict[str, dict[str, Any]] = {
 }
 
 
-def folder(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """The folder for dumps; None: no dumps."""
-    name = environment.get(VARIABLE, "")
-    return variables.path_of(name) if name else None
-
-
 def prepare_folder() -> None:
     """Make the folder, and warn now if it cannot hold dumps: after a failure it would be too late."""
-    place = folder()
+    place = variables.path(VARIABLE)
     if place is not None:
         variables.prepare_folder(VARIABLE, place, "dumps")
 
@@ -61,14 +54,14 @@ def set_job(identity: str) -> None:
     """The identity of this process's job in later dumps, whose folder is known from now on."""
     global _job
     _job = identity
-    folder()
+    variables.path(VARIABLE)
 
 
 def write(number: int, report: Report, alarm: Mapping[str, Any]) -> None:
     """Write this process's dump, if dumps are on. An error of the disk is reported on stderr and not raised: the
     problem behind the alarm is worse.
     """
-    place = folder()
+    place = variables.path(VARIABLE)
     if place is None or number >= _MOST:
         return
     file = place / f"alarm{number}.rank{report['rank']}.json"
