@@ -150,10 +150,10 @@ def write_rows(path: str | os.PathLike[str], value: Any) -> None:
         Path(path).write_text(text, encoding="utf-8", errors="replace")
 
 
-def require_writable(path: str | os.PathLike[str], what: str = "", *, kind: str = "file", makes: bool = False) -> None:
-    """Raise InvalidArgumentError, in one line that begins with ``what``, if a file (or a "folder") cannot be written.
+def require_writable(path: str | os.PathLike[str], what: str = "", *, kind: str = "file", makes: bool = False) -> str:
+    """Return the name of a file, or a "folder", that can be written; ``makes``: missing folders are made then.
 
-    ``makes``: missing folders are made when it is written.
+    Raises InvalidArgumentError, in one line that begins with ``what``, if it cannot.
     """
     given = Path(path)
     try:
@@ -167,6 +167,7 @@ def require_writable(path: str | os.PathLike[str], what: str = "", *, kind: str 
     if not usable:
         head = f"{what}: " if what else ""
         raise InvalidArgumentError(f"{head}expected a {kind} that can be written, got {os.fspath(path)!r}")
+    return os.fspath(path)
 
 
 def replace_file(path: Path, text: str) -> None:

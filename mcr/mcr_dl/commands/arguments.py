@@ -340,22 +340,17 @@ def local_ranks(lowest: int) -> Callable[[str], int]:
 
 def output(text: str) -> str:
     """A file that can be written; checked before anything is measured, on rank 0, which writes it."""
-    return _writable(text, "file", makes=False) if _rank() == 0 else text
+    return documents.require_writable(text) if _rank() == 0 else text
 
 
 def made_output(text: str) -> str:
     """As ``output``; missing folders are made when the file is written."""
-    return _writable(text, "file", makes=True) if _rank() == 0 else text
+    return documents.require_writable(text, makes=True) if _rank() == 0 else text
 
 
 def folder(text: str) -> str:
     """A folder that can be written, or made; checked before anything is measured, on all ranks, which write there."""
-    return _writable(text, "folder", makes=True)
-
-
-def _writable(text: str, kind: str, *, makes: bool) -> str:
-    documents.require_writable(text, kind=kind, makes=makes)
-    return text
+    return documents.require_writable(text, kind="folder", makes=True)
 
 
 def picture(text: str) -> str:
