@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import faulthandler
 import mmap
+import os
 import signal
 from pathlib import Path
 
 _SIZE = 1024
 _note: mmap.mmap | None = None
-_kept: list[object] = []
 
 
 def start(folder: Path, rank: int) -> None:
@@ -19,8 +19,7 @@ def start(folder: Path, rank: int) -> None:
     with open(folder / f"note.{rank}", "w+b") as file:
         file.truncate(_SIZE)
         _note = mmap.mmap(file.fileno(), _SIZE)
-    stacks = open(folder / f"stacks.{rank}", "w")  # noqa: SIM115  open as long as the process lives
-    _kept.append(stacks)
+    stacks = os.open(folder / f"stacks.{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)  # as long as the process lives
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
 
 
