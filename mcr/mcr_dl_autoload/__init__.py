@@ -19,9 +19,10 @@ def register() -> None:
     from mcr_dl_autoload import _deepspeed, _rendezvous
 
     _deepspeed.watch()
-    if dist.is_available():
-        _rendezvous.extend()
-    if dist.is_available() and not hasattr(dist.Backend, "MCR"):
+    if not dist.is_available():
+        return
+    _rendezvous.extend()
+    if not hasattr(dist.Backend, "MCR"):
         # torch's code asks for the current device of each type that a backend serves.
         devices = ["cpu", "cuda"] if torch.backends.cuda.is_built() else ["cpu"]  # type: ignore[no-untyped-call]
         dist.Backend.register_backend("mcr", _create, extended_api=True, devices=devices)
