@@ -136,19 +136,55 @@ class Messages:
     def add(self, rank: int, runs: Iterable[Taken], *, lost: bool) -> None:
         """Take what a rank has made since the last time. ``lost``: some of it is not known."""
         with self._lock:
-            self._add(rank, runs)
+            for run in [] if self.given_up else runs:
+                place = _Place(run.peer if run.sends else rank, run.tag, run.backend)
+                state = self._places.setdefault(place, _State())
+                made = Run(Form(run.dtype, run.nbytes, run.layout), rank, run.caller, run.count)
+                if run.peer == ANY:
+                    if state.from_any is None:
+                        state.from_any = {}
+                    self._weigh(state.from_any, made, sends=False)
+                else:
+                    order = state.orders.setdefault(rank if run.sends else run.peer, _Order())
+                    self._append(order.sends if run.sends else order.receives, made)
+                self._changed.add(place)
             if lost:
                 self._give_up()
 
     def compare(self) -> str | None:
         """The first difference among the messages that have a match; equal ones are forgotten."""
         with self._lock:
-            return self._compare()
+            for place in self._changed:
+                state = self._places[place]
+                for source, order in state.orders.items():
+                    told = self._match(source, place, order)
+                    if told is not None:
+                        return told
+                    while state.from_any is not None and order.sends:
+                        self._kept -= 1
+                        self._weigh(state.from_any, order.sends.popleft(), sends=True)
+            self._changed.clear()
+            if len(self._places) > self._most:
+                self._forget()
+            if self._kept > MOST:
+                self._give_up()
+            return None
 
     def compare_ends(self) -> str | None:
         """The first message without a match, when there will be no more."""
         with self._lock:
-            return self._compare_ends()
+            singles = [single for place, state in self._places.items() for single in _singles(place, state)]
+            receives: dict[tuple[object, int], _Single] = {}
+            for each in singles:
+                for where in () if each.sends else (each.place, each.place.target):
+                    receives.setdefault((where, each.source), each)
+            for send in (single for single in singles if single.sends):
+                wheres = (send.place, send.place.target)  # another form is likelier than another tag or backend
+                keys = [(where, source) for where in wheres for source in (send.source, ANY)]
+                found = next((receives[key] for key in keys if key in receives), None)
+                if found is not None:
+                    return self._differ(send, found)
+            return self._alone(singles[0]) if singles else None
 
     def waiting(self, most: int) -> list[str]:
         """Messages without a match so far, in an order that does not depend on when they became known."""
@@ -156,51 +192,6 @@ class Messages:
             places = sorted(self._places, key=lambda place: (place.target, place.tag, place.backend or ""))
             singles = (each for place in places for each in _singles(place, self._places[place]))
             return [each.whole for each in islice(singles, most)]
-
-    def _add(self, rank: int, runs: Iterable[Taken]) -> None:
-        for run in [] if self.given_up else runs:
-            place = _Place(run.peer if run.sends else rank, run.tag, run.backend)
-            state = self._places.setdefault(place, _State())
-            made = Run(Form(run.dtype, run.nbytes, run.layout), rank, run.caller, run.count)
-            if run.peer == ANY:
-                if state.from_any is None:
-                    state.from_any = {}
-                self._weigh(state.from_any, made, sends=False)
-            else:
-                order = state.orders.setdefault(rank if run.sends else run.peer, _Order())
-                self._append(order.sends if run.sends else order.receives, made)
-            self._changed.add(place)
-
-    def _compare(self) -> str | None:
-        for place in self._changed:
-            state = self._places[place]
-            for source, order in state.orders.items():
-                told = self._match(source, place, order)
-                if told is not None:
-                    return told
-                while state.from_any is not None and order.sends:
-                    self._kept -= 1
-                    self._weigh(state.from_any, order.sends.popleft(), sends=True)
-        self._changed.clear()
-        if len(self._places) > self._most:
-            self._forget()
-        if self._kept > MOST:
-            self._give_up()
-        return None
-
-    def _compare_ends(self) -> str | None:
-        singles = [single for place, state in self._places.items() for single in _singles(place, state)]
-        receives: dict[tuple[object, int], _Single] = {}
-        for each in singles:
-            for where in () if each.sends else (each.place, each.place.target):
-                receives.setdefault((where, each.source), each)
-        for send in (single for single in singles if single.sends):
-            wheres = (send.place, send.place.target)  # another form is likelier than another tag or backend
-            keys = [(where, source) for where in wheres for source in (send.source, ANY)]
-            found = next((receives[key] for key in keys if key in receives), None)
-            if found is not None:
-                return self._differ(send, found)
-        return self._alone(singles[0]) if singles else None
 
     def _differ(self, send: _Single, receive: _Single) -> str:
         texts = [_message_text(each.sends, each.run, each.place, tagged=True) for each in (send, receive)]
