@@ -155,11 +155,6 @@ class Losses:
             text = f"the other ranks have found this process lost, and go on without it: {text}"
         self.lose(rank, text, process)
 
-    def note(self, texts: dict[int, str]) -> None:
-        """Ranks have been lost before this process came."""
-        for rank, text in texts.items():
-            self.lose(rank, text)
-
     def replace(self, rank: int, member: dict[str, Any], text: str, node: int) -> None:
         """Another process has taken the place of a lost rank, of which this process may not know yet."""
         self.lose(rank, text)

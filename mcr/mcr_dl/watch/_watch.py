@@ -103,18 +103,11 @@ class Watch:
         """Begin, on its own threads."""
         if self._former is not None:
             self._exchange.take_over()
-            self.losses.note(self._former.lost)
+            for rank, text in self._former.lost.items():
+                self.losses.lose(rank, text)
         self._exchange.start()
         self._exchange.leave(MEMBER, _report.identity(self.rank))
         self._sampler.start()
-
-    def tolerate(self, label: str, backend: str) -> None:
-        """Let threads that connect the group of this label stay in the backend's library."""
-        self._tolerated.add((label, backend))
-
-    def former(self) -> Former:
-        """The facts that a process in the place of a lost rank must know."""
-        return Former(self._exchange.number, self.losses.texts)
 
     def stop(self, reason: str, *, well: bool, by_code: bool = False) -> None:
         """End, and leave a note why this process is no longer there, and whether it ends as intended."""
@@ -136,10 +129,6 @@ class Watch:
         """At the end of the process: whether the libraries can be ended, which needs all ranks."""
         well = well and not self.broken.is_set() and not self.losses.any
         return self._exchange.leave_together(well, limit, begun=self.begun)
-
-    def end(self) -> None:
-        """Another life of the runtime has begun and ended: this one gets no more requests."""
-        self._exchange.end()
 
     def close(self) -> None:
         """The process ends: tell the other ranks if the store ends with it."""
@@ -438,7 +427,7 @@ def replace(rank: int, member: dict[str, Any], text: str, node: int) -> None:
 def tolerate(label: str, backend: str) -> None:
     """The process does not end if threads that connect the group of this label stay in the backend's library."""
     if _current is not None:
-        _current.tolerate(label, backend)
+        _current._tolerated.add((label, backend))
 
 
 def give_up(rank: int, text: str) -> None:
@@ -449,7 +438,7 @@ def give_up(rank: int, text: str) -> None:
 
 def former() -> Former:
     """The facts that a process in the place of a lost rank must know."""
-    return Former(0, {}) if _current is None else _current.former()
+    return Former(0, {}) if _current is None else Former(_current._exchange.number, _current.losses.texts)
 
 
 def has_lost() -> bool:
@@ -467,7 +456,7 @@ def stop(reason: str = "it has ended communication", *, well: bool = True, by_co
     if ended is not None:
         ended.stop(reason, well=well, by_code=by_code)
         if _last is not None:
-            _last.end()
+            _last._exchange.end()
         _last = ended
 
 
