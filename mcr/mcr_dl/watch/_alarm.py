@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as torch_dist
 
-from mcr_dl.base import documents
+from mcr_dl.base import documents, stores
 from mcr_dl.base.stores import STORE_ERRORS, absent, own_connection
 from mcr_dl.watch._report import Report
 
@@ -49,7 +49,7 @@ ENDINGS = "endings"  # a counter: how many processes have left their last report
 REPORTED = ("timeout", "error")  # the kinds of alarms that get reports; the others are news
 _SLOW = "it does not answer"
 _ELSEWHERE = "elsewhere"  # there is a later life, of some of the ranks at least
-_LARGEST = 64 * documents.MIB  # bytes of a value that is read
+decode = partial(stores.decode, what="what another rank has left at the store")
 T = TypeVar("T")
 
 
@@ -74,11 +74,6 @@ class Answers:
 
     reports: dict[int, Report]
     silent: list[int]
-
-
-def decode(value: bytes) -> Any:
-    """Decode a value of the store; raises InvalidArgumentError if it is not JSON or too large."""
-    return documents.parse(value, "what another rank has left at the store", limit=_LARGEST)
 
 
 def member(store: torch_dist.Store, rank: int) -> dict[str, Any] | None:

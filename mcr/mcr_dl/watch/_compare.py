@@ -40,10 +40,6 @@ class Verdict(NamedTuple):
     missing: list[int]
 
 
-def _order(batch: dict[str, Any]) -> tuple[int, int]:
-    return batch["rank"], batch["turn"]
-
-
 class _Group:
     """The calls that one rank has left, and, on the group's first rank, the state of all ranks.
 
@@ -282,7 +278,9 @@ class Comparison:
             absent = set(missing(self._store, group.key, numbers))  # another rank is about to leave these
             here = [number for number in numbers if number not in absent]
             values = self._store.multi_get([f"{group.key}/{number}" for number in here]) if here else []
-            batches = sorted(zip(map(decode, values), here, strict=True), key=lambda each: _order(each[0]))
+            batches = sorted(
+                zip(map(decode, values), here, strict=True), key=lambda each: (each[0]["rank"], each[0]["turn"])
+            )
             taken = {number for batch, number in batches if group.add(batch)}
             group.awaited = [number for number in group.awaited if number not in taken]
             for number in taken:

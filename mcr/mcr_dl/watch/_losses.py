@@ -50,8 +50,8 @@ class Losses:
         self._exchange, self._rank = exchange, exchange.rank
         self._silence = _connections.limit()
         self._texts: dict[int, str] = {}  # of lost ranks
-        self._untold: dict[int, tuple[str, str]] = {}  # text and process of those that the other hosts do not know
-        self._told_here: set[int] = set()  # of these, those that this rank has told
+        # Text and process of those of this host that this rank has not told to other hosts.
+        self._untold: dict[int, tuple[str, str]] = {}
         self._replaced: dict[int, str] = {}  # by rank: the process that has taken the place of a lost one
         self._since = 0.0
         self._stopping = False
@@ -161,7 +161,6 @@ class Losses:
         with self._lock:
             self._replaced[rank] = process_of(member)
             self._untold.pop(rank, None)
-            self._told_here.discard(rank)
             del self._texts[rank]
             _C.regain(rank)
             self._nodes[rank] = node
@@ -204,19 +203,18 @@ class Losses:
     def _tell_hosts(self, ended: int) -> None:
         """Tell other hosts of the lost ranks, if no lower rank of this host can. ``ended``: this process is no more."""
         with self._lock:  # another thread may replace a rank
-            lost_here = dict(self._untold)
-        untold = {lost: told for lost, told in lost_here.items() if lost not in self._told_here}
+            untold, gone = dict(self._untold), {*self._texts, ended}
         if not untold or len(set(self._nodes)) < 2:
             return
         assert self._peers is not None
-        lower = [other for other in self._peers.running() - lost_here.keys() - {ended} if other < self._rank]
+        lower = [other for other in self._peers.running() - gone if other < self._rank]
         with contextlib.suppress(*STORE_ERRORS):
             # Ranks that have ended communication watch no other any more.
             if lower and len(self._exchange.ask(lambda: self._exchange.all_left(ENDED, lower), _NOTE)) == len(lower):
                 lower = []
-        for lost, (why, gone) in () if lower else untold.items():
-            self._told_here.add(lost)
-            self._tell(lost, why, gone)
+        for lost, (text, process) in () if lower else untold.items():
+            self._untold.pop(lost, None)
+            self._tell(lost, text, process)
 
     def _why(self, rank: int, process: str, end: str, *, failed: bool, code: bool = False) -> str | None:
         """The text for a rank whose process has ended or cannot be reached; None if it has ended communication.
