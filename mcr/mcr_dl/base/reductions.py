@@ -20,6 +20,13 @@ _COMBINE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 
-def combined(red: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The parts, of one shape and type, combined element by element from the first on. Of AVG the sum."""
-    return reduce(_COMBINE[red], parts)
+def combined(red: str, parts: Sequence[torch.Tensor], ranks: int) -> torch.Tensor:
+    """The parts, of one shape and type, combined element by element from the first on.
+
+    AVG divides by ``ranks``; averages of whole numbers are rounded towards zero.
+    """
+    result = reduce(_COMBINE[red], parts)
+    if red != "AVG":
+        return result
+    whole = not (result.is_floating_point() or result.is_complex())
+    return torch.div(result, ranks, rounding_mode="trunc" if whole else None)

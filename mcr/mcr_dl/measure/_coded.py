@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 
 from mcr_dl import _C
+from mcr_dl.base import reductions
 from mcr_dl.measure import _values
 from mcr_dl.measure._layout import Segment
 
@@ -28,8 +29,8 @@ def expected(
     if source is not None or red is None:
         return sent(0 if source is None else source, start, length)
     if op != "all_reduce":
-        return _values.combined(red, [sent(rank, start, length) for rank in range(ranks)], ranks)
+        return reductions.combined(red, [sent(rank, start, length) for rank in range(ranks)], ranks)
     share = -(-length // ranks)
     places = [(at, min(share, length - at)) for at in range(0, length, share)]
-    sums = [_values.combined(red, [sent(rank, *place) for rank in range(ranks)], ranks) for place in places]
+    sums = [reductions.combined(red, [sent(rank, *place) for rank in range(ranks)], ranks) for place in places]
     return torch.cat([_around(each, codec) for each in sums])

@@ -7,8 +7,6 @@ operation is then a pattern too, so computing the result of a large reduction co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from mcr_dl.base import reductions
@@ -74,16 +72,8 @@ def reduced(dtype: torch.dtype, red: str, ranks: int, salt: int, last: int | Non
     AVG divides by the number of all ranks.
     """
     combining = range(ranks if last is None else last + 1)
-    result = combined(red, [pattern(dtype, red, rank, ranks, salt) for rank in combining], ranks)
+    result = reductions.combined(red, [pattern(dtype, red, rank, ranks, salt) for rank in combining], ranks)
     return (result != 0).long() if dtype == torch.bool else result
-
-
-def combined(red: str, parts: Sequence[torch.Tensor], ranks: int) -> torch.Tensor:
-    """The parts combined, in rank order and in their own type; AVG divides by `ranks`."""
-    result = reductions.combined(red, parts)
-    if red != "AVG":
-        return result
-    return torch.div(result, ranks, rounding_mode="trunc") if result.dtype == torch.int64 else result / ranks
 
 
 def _parts(flat: torch.Tensor, values: torch.Tensor, start: int) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -77,11 +77,8 @@ def wide(tensor: torch.Tensor) -> torch.Tensor:
 def reduced(inputs: Sequence[torch.Tensor], red: str, last: int | None = None) -> torch.Tensor:
     """The inputs of all ranks, or of ranks 0 to `last`, combined element by element. On bool a sum is "any" and a
     product is "all", as in torch. AVG divides by the number of all ranks."""
-    result = reductions.combined(red, [wide(tensor) for tensor in inputs[: None if last is None else last + 1]])
-    if red == "AVG" and result.dtype == torch.int64:
-        result = torch.div(result, len(inputs), rounding_mode="trunc")
-    elif red == "AVG":
-        result = result / len(inputs)
+    combining = inputs[: None if last is None else last + 1]
+    result = reductions.combined(red, [wide(tensor) for tensor in combining], len(inputs))
     return result.to(inputs[0].dtype)
 
 
