@@ -217,19 +217,23 @@ class Exchange:
         """Delete what no rank reads any more: a program may catch a timeout every second for weeks."""
         self._listening.delete_key(f"ring/{number}/{self.rank}")
         self._news.discard(number - _COUNTED)
-        if number % _COUNTED == 0:
-            self._absent = self._find_absent()
-        if self._absent is not None and number >= _COUNTED:
-            self._listening.delete_key(f"alarm/{number - _COUNTED}")
-            # A process that takes the place of a lost rank meanwhile listens for later alarms.
-            for rank in self._absent:
-                self._listening.delete_key(f"ring/{number - _COUNTED}/{rank}")
+        if (old := number - _COUNTED) >= 0:
+            self._forget_alarm(old)
         while len(self._reported) > self._kept:
             self._listening.delete_key(f"report/{self._reported.popleft()}/{self.rank}")
         while self._asked and self._reported and self._asked[0][0] < self._reported[0]:
             _, inquiry = self._asked.popleft()
             self._listening.delete_key(f"asker/{inquiry}")
             self._listening.delete_key(f"diagnosis/{inquiry}")
+
+    def _forget_alarm(self, number: int) -> None:
+        """Delete an old alarm, and its rings at ranks that hear none, which do not delete them."""
+        if number % _COUNTED == 0:  # a process that takes a lost rank's place later listens for later alarms
+            self._absent = self._find_absent()
+        if self._absent is not None:
+            self._listening.delete_key(f"alarm/{number}")
+            for rank in self._absent:
+                self._listening.delete_key(f"ring/{number}/{rank}")
 
     def _find_absent(self) -> list[int] | None:
         """The ranks that are lost or have ended communication, on the lowest of the others; None on the rest."""
