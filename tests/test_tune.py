@@ -182,6 +182,11 @@ def test_resume(tmp_path: Path) -> None:
     assert {"mpi", "gloo"} <= _candidates(progress, "all_reduce", "bfloat16")
 
 
+def test_threads_of_asynchronous_calls_leave_the_core(tmp_path: Path) -> None:
+    """Blocking calls keep each rank on a core of its own."""
+    assert not _tune(tmp_path, faults.on_cores).excluded
+
+
 def test_ranks_that_die_when_all_is_measured(tmp_path: Path) -> None:
     """The measurements count."""
     progress = _tune(tmp_path, faults.dies_at_the_end)

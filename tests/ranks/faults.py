@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -16,7 +17,7 @@ from mcr_dl import _C
 from mcr_dl.base import launcher
 from mcr_dl.measure.cases import Prepared
 from mcr_dl.tuning import cli, worker
-from mcr_dl.tuning._journal import Plan, Progress
+from mcr_dl.tuning._journal import Plan, Progress, Unit
 
 
 def _hang(_: Prepared) -> None:
@@ -147,6 +148,21 @@ def with_passes(*arguments: Any) -> int:
         check(self)
 
     worker.Worker.run = run  # type: ignore[method-assign]
+    return worker.work(*arguments)
+
+
+def on_cores(*arguments: Any) -> int:
+    """Fails if a blocking call is measured on several cores, or if a thread of asynchronous calls is bound to one."""
+    cores, measure = os.sched_getaffinity(0), worker.Worker.unit
+
+    def unit(self: worker.Worker, unit: Unit) -> None:
+        measure(self, unit)
+        assert self.bound == (len(os.sched_getaffinity(0)) == 1) or unit.async_op
+        for task in {*map(int, os.listdir("/proc/self/task"))} - {os.getpid()}:
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                assert os.sched_getaffinity(task) == cores, unit
+
+    worker.Worker.unit = unit  # type: ignore[method-assign]
     return worker.work(*arguments)
 
 

@@ -47,7 +47,9 @@ class Worker:
         self.coded = _compressing(world) if plan.codecs else world
         self.control = TorchControl()
         self.shares = shares.Shares((self.group, self.coded), self.control)
+        self._all_cores = os.sched_getaffinity(0)
         self.bound = plan.device == "cpu" and bind()  # a device's library has its own threads to run
+        self._own_core = os.sched_getaffinity(0)
         self.journal = journal if world.rank() == 0 else None
         self._took: dict[tuple[int, str], float] = {}  # seconds of the checks of a unit
 
@@ -97,6 +99,8 @@ class Worker:
 
     def unit(self, unit: Unit) -> None:
         """One operation and type: first check the results at every size, then time each size in several visits."""
+        if self.bound:  # not while threads start that complete asynchronous calls: they would stay on the rank's core
+            os.sched_setaffinity(0, self._all_cores if unit.async_op else self._own_core)
         ready = {nbytes: self.checked(unit, nbytes, self.candidates(unit, nbytes)) for nbytes in unit.sizes}
         gone = self.progress.out(unit)
         self._require_one(unit, gone)
