@@ -52,10 +52,17 @@ def test_a_rank_that_hangs_is_killed() -> None:
     assert not any(map(waiting.running, pids))
 
 
+@pytest.mark.parametrize("told", [True, False])
 @pytest.mark.parametrize("ranks", [2, len(os.sched_getaffinity(0)) + 1])
-def test_ranks_keep_to_cores_of_their_own(tmp_path: Path, ranks: int) -> None:
-    """If there are enough; otherwise they stay where the system puts them."""
-    code = "from mcr_dl.bench.ranks import bind; import os; print(bind(), *sorted(os.sched_getaffinity(0)))"
+def test_ranks_keep_to_cores_of_their_own(tmp_path: Path, ranks: int, told: bool) -> None:
+    """If there are enough, also if the launcher tells no local rank; otherwise they stay where the system puts them."""
+    code = (
+        "import os, mcr_dl; from mcr_dl.bench.ranks import bind\n"
+        f"for name in () if {told} else ('LOCAL_RANK', 'LOCAL_WORLD_SIZE'): del os.environ[name]\n"
+        "mcr_dl.init_process_group('gloo', tuning_table='none')\n"
+        "print(bind(), *sorted(os.sched_getaffinity(0)))\n"
+        "mcr_dl.destroy_process_group()"
+    )
     with run_local(exec, (code,), ranks, log=tmp_path) as running:
         assert running.wait(60.0)
     said = [(tmp_path / f"{rank}.out").read_text().split() for rank in range(ranks)]

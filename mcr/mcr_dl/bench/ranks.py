@@ -22,6 +22,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std, Sub
 from mcr_dl.base import launcher
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.bench._rank import die_with
+from mcr_dl.measure.start import own_core
 
 __all__ = ["LocalRanks", "bind", "die_with", "environments", "free_port", "launched", "orderly_end", "run_local"]
 
@@ -39,9 +40,9 @@ def bind() -> bool:
 
     Libraries that sleep while they wait are woken on any convenient core, often the other rank's; candidates that are
     measured after them would then share it for milliseconds. Existing threads stay free; new threads inherit the
-    core, so use this only for blocking calls.
+    core, so use this only for blocking calls. Raises NotInitializedError before the runtime has started.
     """
-    core = launcher.own_core(launcher.detect().local_rank, launcher.local_size())
+    core = own_core()
     if core is None:
         return len(os.sched_getaffinity(0)) == 1
     os.sched_setaffinity(0, {core})
