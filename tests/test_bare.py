@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,21 @@ def test_the_place_of_the_table_is_the_same() -> None:
     """A table that mcr-tune has written is found without platformdirs too."""
     result = _run("from mcr_dl.tables import host, table\nprint(table.default_path(host.host()))")
     assert result.out.strip() == str(table.default_path(host())), result.err
+
+
+@pytest.mark.parametrize("home", [None, "/home/other", "other", ""])
+@pytest.mark.parametrize("cache", [None, "/cache", "cache", " /cache", ""])
+def test_the_place_of_the_cache_is_the_same(
+    monkeypatch: pytest.MonkeyPatch, home: str | None, cache: str | None
+) -> None:
+    """Whatever the variables say: relative ones count as not set."""
+    for name, value in (("HOME", home), ("XDG_CACHE_HOME", cache)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    usual = table.default_path(host())
+    monkeypatch.setitem(sys.modules, "platformdirs", None)
+    assert table.default_path(host()) == usual
 
 
 def test_a_named_table_needs_jsonschema(tmp_path: Path) -> None:

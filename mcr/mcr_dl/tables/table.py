@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -95,11 +96,19 @@ def _cache() -> Path:
     try:
         try:
             from platformdirs import user_cache_path
-        except ModuleNotFoundError:  # programs need only the path, which on Linux is this one
-            return Path(os.environ.get("XDG_CACHE_HOME", "").strip() or Path.home() / ".cache") / "mcr_dl"
+        except ModuleNotFoundError:  # programs need only the path
+            return _user_cache() / "mcr_dl"
         return user_cache_path("mcr_dl")
-    except RuntimeError:  # a user without a home directory, as in some containers: nothing can be kept
+    except (KeyError, RuntimeError):  # a user without a home directory, as in some containers: nothing can be kept
         return Path(os.devnull, "mcr_dl")
+
+
+def _user_cache() -> Path:
+    """The folder of caches where platformdirs has it on Linux: relative variables count as not set."""
+    named, home = (os.environ.get(name, "") for name in ("XDG_CACHE_HOME", "HOME"))
+    if os.path.isabs(named):
+        return Path(named)
+    return Path(home if os.path.isabs(home) else pwd.getpwuid(os.getuid()).pw_dir, ".cache")
 
 
 def now() -> str:
