@@ -102,6 +102,22 @@ def _check(results: list[examples.Result], reference: list[float]) -> None:
         assert len(set(totals.values())) == 1, totals
 
 
+def test_only_the_text_up_to_the_limit_is_read(tmp_path: Path) -> None:
+    """Bytes behind it do not matter."""
+    (tmp_path / "a").write_bytes(b"a" * 600)
+    (tmp_path / "b").write_bytes(b"b" * 600 + b"\0")
+    corpus = text.load(tmp_path, limit=1000, least=1000)
+    assert bytes([*corpus.train, *corpus.held_out]) == b"a" * 600 + b"b" * 400
+    assert corpus.files == 2
+
+
+def test_a_text_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line that names the file; here it is a folder by then."""
+    monkeypatch.setattr(text, "files_under", lambda _: [tmp_path])
+    with pytest.raises(program.WorkloadError, match=f"got {tmp_path}: is a directory$"):
+        text.load(tmp_path, limit=1000, least=1)
+
+
 @pytest.mark.parametrize("size", [2, 4])
 def test_dlrm(pools: Pools, size: int) -> None:
     """Tables on all ranks train as on one."""

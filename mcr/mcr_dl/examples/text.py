@@ -71,16 +71,17 @@ def files_under(directory: Path) -> list[Path]:
 
 
 def _read(paths: Iterable[Path], limit: int) -> tuple[int, bytearray]:
-    """The files' bytes concatenated, up to the limit; skips files with a NUL byte, which are not text."""
+    """The files' bytes concatenated, up to the limit; skips files with a NUL byte so far, which are not text."""
     files, text = 0, bytearray()
     for path in paths:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            content = file.read(limit - len(text))
         if b"\0" not in content:
             files += 1
             text += content
         if len(text) >= limit:
             break
-    return files, text[:limit]
+    return files, text
 
 
 def load(directory: Path | None, *, limit: int, least: int) -> Corpus:
@@ -91,15 +92,19 @@ def load(directory: Path | None, *, limit: int, least: int) -> Corpus:
         limit: how many bytes to read at most.
         least: how many bytes the job needs at least.
 
-        Raises WorkloadError if there are fewer, or if the directory does not exist.
+    Raises WorkloadError if there are fewer, if the directory does not exist, or if a file cannot be read.
     """
-    if directory is None:
-        name, paths = "Python's standard library", standard_library()
-    elif directory.is_dir():
-        name, paths = str(directory), files_under(directory)
-    else:
-        raise WorkloadError(f"--text: expected a directory, got {directory}")
-    files, text = _read(paths, limit)
+    try:
+        if directory is None:
+            name, paths = "Python's standard library", standard_library()
+        elif directory.is_dir():
+            name, paths = str(directory), files_under(directory)
+        else:
+            raise WorkloadError(f"--text: expected a directory, got {directory}")
+        files, text = _read(paths, limit)
+    except OSError as error:
+        reason = f"{error.filename or directory}: {(error.strerror or str(error)).lower()}"
+        raise WorkloadError(f"--text: expected files that can be read, got {reason}") from error
     if len(text) < least:
         raise WorkloadError(f"{name}: expected at least {least:,} bytes of text, got {len(text):,} in {files} files")
     everything = torch.frombuffer(text, dtype=torch.uint8)
