@@ -182,6 +182,12 @@ def test_resume(tmp_path: Path) -> None:
     assert {"mpi", "gloo"} <= _candidates(progress, "all_reduce", "bfloat16")
 
 
+def test_many_ranks_have_longer_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They share the cores."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    assert [tuner._start_seconds(ranks) for ranks in (2, 128)] == [60, 128]
+
+
 def test_threads_of_asynchronous_calls_leave_the_core(tmp_path: Path) -> None:
     """Blocking calls keep each rank on a core of its own."""
     assert not _tune(tmp_path, faults.on_cores).excluded

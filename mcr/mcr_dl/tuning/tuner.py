@@ -8,6 +8,7 @@ are timed in turn identifies none of them: that operation is then timed one cand
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -26,10 +27,16 @@ from mcr_dl.tuning import worker
 from mcr_dl.tuning._journal import Journal, Plan, Progress, blamed
 
 _LOOK_SECONDS = 0.05
-_START_SECONDS = 60.0  # importing torch on a busy machine
+_START_SECONDS = 60.0  # importing torch on a busy machine, at least
+_START_SECONDS_OF_A_RANK = 2.0  # of a core
 _TAIL = 600
 
 Report = Callable[[dict[str, Any]], None]
+
+
+def _start_seconds(ranks: int) -> float:
+    """Seconds until so many ranks must have started on the cores of this machine."""
+    return max(_START_SECONDS, _START_SECONDS_OF_A_RANK * ranks / len(os.sched_getaffinity(0)))
 
 
 class Tuner:
@@ -85,7 +92,7 @@ class Tuner:
             if self._take_news():
                 last, heard = time.monotonic(), True
             patience = self.progress.patience(self.plan, self.limit)
-            limit = patience if heard else max(patience, _START_SECONDS)
+            limit = patience if heard else max(patience, _start_seconds(self.plan.ranks))
             # Once a rank has failed, wait() ends the others.
             if ranks.first_failure is None and time.monotonic() - last > limit:
                 return f"no progress for {limit:.0f} s"
@@ -133,7 +140,7 @@ class Tuner:
                     worker.start_alone, (name, self.limit, self.plan.device), self.plan.ranks, log=Path(folder)
                 ) as ranks,
             ):
-                good = ranks.wait(_START_SECONDS) and ranks.first_failure is None
+                good = ranks.wait(_start_seconds(self.plan.ranks)) and ranks.first_failure is None
                 said.append(f"{name} {'starts' if good else 'does not start'} alone")
         return ", ".join(said)
 
