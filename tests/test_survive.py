@@ -7,8 +7,10 @@ import os
 import re
 import subprocess
 import sys
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -66,6 +68,25 @@ def test_new_processes_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None
     trainer: Any = SimpleNamespace(group=None, size=3, steps=30)
     with pytest.raises(survive.AbsentError, match="expected 4 ranks within 0 s, got 3"):
         survive._grow(options, None, trainer, survive._Story())
+
+
+def test_a_rank_is_lost_that_was_not_to_be_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others train to the end; the time of the loss is unknown."""
+    trainer: Any = SimpleNamespace(size=4, steps=0)
+
+    def step() -> None:
+        trainer.steps += 1
+        if trainer.steps == 1:
+            raise mcr_dl.PeerLostError("rank 2 is lost")
+
+    trainer.step = step
+    monkeypatch.setattr(survive, "_trainer", lambda *_, **__: trainer)
+    monkeypatch.setattr(survive, "_recover", lambda *_: None)
+    options = survive.Options(nproc=4, steps=3, lose=(1,), at=2, backend="shm", rejoin=False)
+    store = mcr_dl.HashStore()
+    store.set_timeout(timedelta(milliseconds=10))
+    _, story = survive.train(options, store, None, mock.Mock(), back=False)
+    assert (trainer.steps, story.error, story.known) == (3, "rank 2 is lost", 0)
 
 
 def test_a_shard_and_its_copy_are_lost() -> None:

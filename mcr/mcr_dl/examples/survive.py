@@ -93,6 +93,11 @@ class _Doomed(Trainer):
         super().keep()
 
 
+def _since_loss(store: Any) -> float:
+    """Seconds since the ranks of ``--lose`` were killed; 0 if others are lost before."""
+    return time.monotonic() - float(store.get(_KILLED)) if store.check([_KILLED]) else 0.0
+
+
 def _recover(trainer: Trainer, story: _Story) -> None:
     """Go on without lost ranks; again, if more are lost meanwhile."""
     group, reached = trainer.group, trainer.steps
@@ -126,7 +131,7 @@ def _grow(options: Options, store: Any, trainer: Trainer, story: _Story) -> None
         group = dist.grow(trainer.group)
         if group is not trainer.group:
             trainer.regroup(group)
-            story.back, story.back_at = time.monotonic() - float(store.get(_KILLED)), trainer.steps
+            story.back, story.back_at = _since_loss(store), trainer.steps
             story.ranks.append(trainer.size)
         if trainer.size == options.nproc or trainer.steps < options.steps - _EVERY:
             return
@@ -154,7 +159,7 @@ def train(options: Options, store: Any, group: Any, progress: Any, *, back: bool
             fresh = False
             trainer.step()
         except dist.PeerLostError as error:
-            story.known = time.monotonic() - float(store.get(_KILLED))
+            story.known = _since_loss(store)
             story.error = str(error)
             _recover(trainer, story)
         progress.update(task, completed=trainer.steps)
