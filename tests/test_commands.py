@@ -340,6 +340,20 @@ def test_a_terminal_after_its_ranks_were_killed(
     assert (found, capsys.readouterr().err) == (code, f"\r\x1b[2K\x1b[?25h{words}")
 
 
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [("_backends_for", ""), ("_run", "mcr-tune: interrupted; the same command with --resume continues\n")],
+)
+def test_an_interrupted_measurement(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, step: str, words: str
+) -> None:
+    """mcr-tune names --resume only once there is something to continue."""
+    monkeypatch.setattr(tune, "_backends_for", lambda *_: ["gloo"])
+    monkeypatch.setattr(tune, step, mock.Mock(side_effect=KeyboardInterrupt))
+    code = tune.main(["--ops", "barrier", "-o", str(tmp_path / "table.json")])
+    assert (code, capsys.readouterr().err) == (130, words)
+
+
 def children(pid: int) -> list[int]:
     """The ranks that the process has started."""
     listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

@@ -351,7 +351,11 @@ def _measure(settings: _Settings) -> int:
     for plan in plans:
         ranks = plan.ranks
         begin = time.monotonic()
-        progress = _run(plan, _journal_path(path, ranks, settings.device), settings)
+        try:
+            progress = _run(plan, _journal_path(path, ranks, settings.device), settings)
+        except KeyboardInterrupt:
+            _say("interrupted; the same command with --resume continues")
+            return arguments.INTERRUPTED
         if progress is None:  # a rank other than 0 of an external launcher
             return 0
         scale = scale_of(plan, progress)
@@ -409,13 +413,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def run() -> int:
         found = _parse(words)
-        if not isinstance(found, _Settings):
-            return views.run(found)
-        try:
-            return _measure(found)
-        except KeyboardInterrupt:
-            _say("interrupted; the same command with --resume continues")
-            return arguments.INTERRUPTED
+        return _measure(found) if isinstance(found, _Settings) else views.run(found)
 
     return arguments.exit_code(_PROGRAM, run)
 
