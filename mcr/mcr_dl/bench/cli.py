@@ -301,7 +301,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (McrError, OSError) as error:  # OSError: no folder for temporary files, or no process
         return refuse(_PROGRAM, str(error))
     return run_rank(settings)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

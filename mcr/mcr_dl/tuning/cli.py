@@ -416,7 +416,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _measure(found) if isinstance(found, _Settings) else views.run(found)
 
     return arguments.exit_code(_PROGRAM, run)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
