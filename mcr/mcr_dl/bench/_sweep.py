@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures operations in turn over a range of sizes, on all ranks together."""
+"""The points of an operation, and measurements of all candidates at one, on all ranks together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mcr_dl import _C
 from mcr_dl.base.errors import UnsupportedError
-from mcr_dl.base.operations import operation_of
 from mcr_dl.bench.mix import Part
 from mcr_dl.measure.cases import Case, Prepared, message_size, prepare
 from mcr_dl.measure.ended_trials import end_trials
@@ -82,20 +81,3 @@ def measure_point(
     return [
         Row(case, name, nbytes, count, statistics.get(name), wrong.get(name), reasons.get(name, "")) for name in names
     ]
-
-
-def sweep(
-    operation: str,
-    names: Sequence[str],
-    group: _C.Group,
-    control: TorchControl,
-    settings: Settings,
-    advance: Callable[[], object] = lambda: None,
-) -> list[Row]:
-    """The rows of one operation, by size and candidate. Collective; `advance` is called after each size."""
-    operation_of(operation)
-    rows: list[Row] = []
-    for nbytes in points(settings, operation, group.size()):
-        rows += measure_point(settings.case(operation, nbytes), names, group, control, settings)
-        advance()
-    return rows

@@ -16,7 +16,7 @@ from mcr_dl.base import launcher
 from mcr_dl.base.errors import InvalidArgumentError, McrError
 from mcr_dl.base.operations import operation_of
 from mcr_dl.bench import report, starting
-from mcr_dl.bench._sweep import Row, Settings, points, sweep
+from mcr_dl.bench._sweep import Row, Settings, measure_point, points
 from mcr_dl.bench.mix import MixResult, parse_mix, run_mix
 from mcr_dl.bench.ranks import bind, launched, run_local
 from mcr_dl.commands.arguments import (
@@ -185,14 +185,17 @@ def _measure_all(settings: Settings, group: _C.Group, names: list[str], control:
         console = Console(stderr=True)
         columns = ("{task.description}", BarColumn(), "{task.completed}/{task.total}", TimeRemainingColumn())
         hidden = not (first and console.is_terminal)
+        each_size, done = points(settings, operation, group.size()), list[Row]()
         with bars(console, columns, transient=True, disable=hidden) as progress:
-            task = progress.add_task(operation, total=len(points(settings, operation, group.size())))
+            task = progress.add_task(operation, total=len(each_size))
             own = [
                 name
                 for name in names
                 if "all" not in settings.backends or differs(group, name, operation, dtype, settings.device)
             ]
-            done = sweep(operation, own, group, control, settings, lambda t=task, p=progress: p.advance(t))  # type: ignore[misc]
+            for nbytes in each_size:
+                done += measure_point(settings.case(operation, nbytes), own, group, control, settings)
+                progress.advance(task)
         unread = False
         if first and settings.json != STDOUT:
             unread = not _printed(partial(report.print_operation, done, settings, group.size()))
