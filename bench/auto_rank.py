@@ -9,7 +9,7 @@ import mcr_dl
 import script
 from mcr_dl import _C
 from mcr_dl.bench.ranks import bind
-from mcr_dl.measure.cases import Case, prepare
+from mcr_dl.measure.cases import Case, Prepared
 from mcr_dl.measure.ended_trials import end_trials
 from mcr_dl.measure.timing import Sampling, TorchControl
 
@@ -28,7 +28,7 @@ def _measure_point(operation: str, nbytes: int, group: Any, control: TorchContro
     prepared: dict[str, Any] = {}
     for name in ("auto", *candidates(group, operation)):
         shared = prepared["auto"].tensors if prepared else None
-        prepared[name] = prepare(case, name, group, shared)
+        prepared[name] = Prepared(case, name, group, shared)
         wrong = prepared[name].check()
         assert wrong == 0, (operation, nbytes, name, wrong)
     end_trials(prepared["auto"], control)

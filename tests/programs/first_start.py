@@ -18,7 +18,7 @@ from mcr_dl.runtime import state
 wrong = sys.argv[2] if len(sys.argv) > 2 else ""
 
 
-def prepare(case: Case, candidate: str, group: mcr_dl._C.Group, tensors: Tensors | None = None) -> Prepared:
+def maybe_wrong(case: Case, candidate: str, group: mcr_dl._C.Group, tensors: Tensors | None = None) -> Prepared:
     """As the original, with one wrong element."""
     one = Prepared(case, candidate, group, tensors)
     if candidate == wrong:
@@ -27,7 +27,7 @@ def prepare(case: Case, candidate: str, group: mcr_dl._C.Group, tensors: Tensors
 
 
 ERRORS: dict[str, TextIO | None] = {"full": open("/dev/full", "w"), "none": None}  # noqa: SIM115
-start.prepare = prepare
+start.Prepared = maybe_wrong  # type: ignore[assignment,misc]
 if "FIRST_START_ERRORS" in os.environ and os.environ["RANK"] == "0":
     sys.stderr = ERRORS[os.environ["FIRST_START_ERRORS"]]  # type: ignore[assignment]
 mcr_dl.init_process_group(sys.argv[1])

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as torch_dist
 
 import mcr_dl
-from mcr_dl.measure.cases import Case, prepare
+from mcr_dl.measure.cases import Case, Prepared
 from mcr_dl.measure.ended_trials import end_trials
 from mcr_dl.measure.timing import TorchControl
 
@@ -59,7 +59,7 @@ def ended() -> dict[str, Any]:
     world, control = mcr_dl._C.world(), TorchControl()
     assert world is not None
     for case in (Case("all_reduce", SMALL, "int32"), Case("send", SMALL, "int32"), Case("all_to_allv", SMALL, "int32")):
-        end_trials(prepare(case, "auto", world), control)
+        end_trials(Prepared(case, "auto", world), control)
     return _explained(SMALL, False)
 
 

@@ -29,7 +29,7 @@ def _group() -> _C.Group:
 
 def _check(case: Case, candidate: str) -> None:
     note(f"{candidate} {case}")
-    prepared = cases.prepare(case, candidate, _group())
+    prepared = cases.Prepared(case, candidate, _group())
     assert prepared.nbytes >= case.nbytes or case.operation == "barrier"
     assert prepared.check() == 0, f"{candidate}: {case}"
     assert prepared.check() == 0, f"{candidate}, second time: {case}"
@@ -66,7 +66,7 @@ def counts_wrong_results(candidate: str) -> None:
     group = _group()
     for operation in operations.operations():
         for dtype in ("float32", "uint16", "complex64"):
-            prepared = cases.prepare(Case(operation, 40_000, dtype), candidate, group)
+            prepared = cases.Prepared(Case(operation, 40_000, dtype), candidate, group)
             assert prepared.check() == 0
             if not prepared.part.expected:
                 continue  # barrier, or nothing arrives on this rank
@@ -86,7 +86,7 @@ def refuses(candidate: str) -> None:
     group = _group()
 
     def preparing(name: str = candidate, **changed: object) -> None:
-        cases.prepare(Case(**{"operation": "all_reduce", "nbytes": 4, **changed}), name, group)  # type: ignore[arg-type]
+        cases.Prepared(Case(**{"operation": "all_reduce", "nbytes": 4, **changed}), name, group)  # type: ignore[arg-type]
 
     preparing()
     expect(mcr_dl.InvalidArgumentError, lambda: preparing(operation="all_redcue"), "all_reduce", "'all_redcue'")
@@ -106,7 +106,7 @@ def measures() -> list[tuple[str, int, int]]:
     result = []
     for operation in ("all_reduce", "broadcast", "send", "all_to_allv", "barrier"):
         names = (*session.BACKENDS, "auto")
-        prepared = {name: cases.prepare(Case(operation, 4096), name, group) for name in names}
+        prepared = {name: cases.Prepared(Case(operation, 4096), name, group) for name in names}
         for name, times in timing.Sampling(prepared, control, 0.2).extend(0.05).items():
             assert 0 < times.min_us <= times.median_us <= times.p99_us
             assert times.n >= timing.MINIMUM_ROUNDS

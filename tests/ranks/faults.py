@@ -57,7 +57,7 @@ _FAULTS: dict[str, Callable[[Prepared], None]] = {
 def spoil(fault: str, operation: str, after: int, codec: str = "", everywhere: bool = False) -> None:
     """Let the blocking `operation` of gloo, or of all, fail in one way from call number `after` on."""
 
-    def prepare(*arguments: Any) -> Prepared:
+    def spoilt(*arguments: Any) -> Prepared:
         prepared = Prepared(*arguments)
         case = prepared.case
         whose = everywhere or prepared.candidate == "gloo"
@@ -74,7 +74,7 @@ def spoil(fault: str, operation: str, after: int, codec: str = "", everywhere: b
             prepared.call = call
         return prepared
 
-    worker.prepare = prepare
+    worker.Prepared = spoilt  # type: ignore[assignment,misc]
 
 
 def faulty(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from mcr_dl import _C
 from mcr_dl.base.errors import UnsupportedError
 from mcr_dl.bench.mix import Part
-from mcr_dl.measure.cases import Case, Prepared, message_size, prepare
+from mcr_dl.measure.cases import Case, Prepared, message_size
 from mcr_dl.measure.ended_trials import end_trials
 from mcr_dl.measure.timing import Sampling, Statistics, TorchControl
 
@@ -70,7 +70,7 @@ def measure_point(
     for name in names:
         try:
             shared = next(iter(prepared.values())).tensors if prepared else None
-            prepared[name] = prepare(case, name, group, shared)
+            prepared[name] = Prepared(case, name, group, shared)
         except UnsupportedError as error:
             reasons[name] = str(error)
     wrong = {name: int(sum(control.gathered(each.check()))) for name, each in prepared.items() if settings.check}

@@ -14,7 +14,7 @@ from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.base.operations import operations
 from mcr_dl.commands.sizes import parse_size, size_text
 from mcr_dl.libraries import registry
-from mcr_dl.measure.cases import Case, Prepared, prepare
+from mcr_dl.measure.cases import Case, Prepared
 from mcr_dl.measure.ended_trials import end_trials
 from mcr_dl.measure.timing import Sampling, Statistics, TorchControl
 
@@ -131,10 +131,10 @@ def run_mix(
 ) -> MixResult:
     """Measure the parts alone, in sequence and at once, as asynchronous calls on separate tensors. Collective.
 
-    `like` gives the parts' common settings: dtype, reduction, root, device. Raises as `prepare` does.
+    `like` gives the parts' common settings: dtype, reduction, root, device. Raises as `Prepared` does.
     """
     prepared = [
-        prepare(replace(like, operation=part.operation, nbytes=part.nbytes, asynchronous=True), part.candidate, group)
+        Prepared(replace(like, operation=part.operation, nbytes=part.nbytes, asynchronous=True), part.candidate, group)
         for part in parts
     ]
     wrong = _wrong(prepared, control) if check else None

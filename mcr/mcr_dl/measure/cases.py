@@ -163,6 +163,12 @@ class Prepared:
     ``synchronize()`` (None on the CPU) returns. ``messages`` is how many messages it passes in sequence (2 in a
     ping-pong); ``meet`` is a barrier of the same candidate for calls that ranks may leave before others enter, else
     None.
+
+    Args:
+        candidate: one of ``candidates(group)``, or "auto".
+        tensors: another candidate's for the same case, to be shared if the calls do not overlap.
+
+    Raises as `require_support` does.
     """
 
     def __init__(self, case: Case, candidate: str, group: _C.Group, tensors: Tensors | None = None) -> None:
@@ -287,11 +293,3 @@ class Prepared:
 
 def _finish(start: Callable[[], _C.Work]) -> None:
     start().wait()
-
-
-def prepare(case: Case, candidate: str, group: _C.Group, tensors: Tensors | None = None) -> Prepared:
-    """Prepare a call for a candidate, a name of ``candidates(group)`` or "auto"; raises as `require_support` does.
-
-    Another candidate's `tensors` for the same case can be shared, if the calls do not overlap.
-    """
-    return Prepared(case, candidate, group, tensors)

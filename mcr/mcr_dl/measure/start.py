@@ -19,7 +19,7 @@ from mcr_dl import _C
 from mcr_dl.base import launcher
 from mcr_dl.base.operations import dtype_class, frequent, operation_of
 from mcr_dl.measure import cases, shares
-from mcr_dl.measure.cases import Case, Prepared, prepare
+from mcr_dl.measure.cases import Case, Prepared
 from mcr_dl.measure.shares import Kind
 from mcr_dl.measure.timing import Sampling, Statistics, TorchControl
 from mcr_dl.runtime import state
@@ -238,7 +238,7 @@ class Measurement:
         ready: dict[str, Prepared] = {}
         for name in names:
             shared = next(iter(ready.values())).tensors if ready else None
-            one = prepare(case, name, self._group, shared)
+            one = Prepared(case, name, self._group, shared)
             if name in found.samples or self._right(one, found):
                 ready[name] = one
         if nbytes > _CUT:

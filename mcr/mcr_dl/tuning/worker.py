@@ -17,7 +17,7 @@ from mcr_dl.bench.ranks import bind
 from mcr_dl.groups import default_group
 from mcr_dl.libraries import registry
 from mcr_dl.measure import devices, shares
-from mcr_dl.measure.cases import Case, Prepared, prepare
+from mcr_dl.measure.cases import Case, Prepared
 from mcr_dl.measure.timing import MINIMUM_ROUNDS, Sampling, Statistics, TorchControl
 from mcr_dl.passes import chain
 from mcr_dl.runtime import core_groups, state
@@ -183,7 +183,7 @@ class Worker:
                 codec=codec,
             )
             shared = next(iter(prepared.values())).tensors if prepared else None
-            ready = prepare(case, candidate, self.coded if codec else self.group, shared)
+            ready = Prepared(case, candidate, self.coded if codec else self.group, shared)
             begin = time.monotonic()
             mine = ready.check()
             self._took[nbytes, name] = time.monotonic() - begin

@@ -19,7 +19,7 @@ from mcr_dl.base import agreement
 from mcr_dl.base.errors import McrError
 from mcr_dl.commands.sizes import short_size_text
 from mcr_dl.measure import memory
-from mcr_dl.measure.cases import Case, Prepared, prepare, require_support
+from mcr_dl.measure.cases import Case, Prepared
 from mcr_dl.planner import capture, options
 from mcr_dl.planner.graph import Channel, Graph, Node
 from mcr_dl.schedule.syndicate.iteration import Iteration, Needs
@@ -130,10 +130,9 @@ def _prepared(op: str, nbytes: int, dtype: str, channel: str, group: _C.Group) -
     root = group.size() - 1 if op == "send" else 0
     case = Case(op, nbytes, dtype, root=root, asynchronous=True)
     try:
-        require_support(case, channel, group)
+        return Prepared(case, channel, group)
     except McrError:
         return None
-    return prepare(case, channel, group)
 
 
 def _times(call: Prepared, repetitions: int) -> list[int]:
