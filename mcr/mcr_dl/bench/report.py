@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from itertools import groupby
-from typing import IO, Any
+from typing import Any
 
 import torch
 from rich import box
@@ -101,9 +101,9 @@ def operation_table(rows: Sequence[Row], settings: Settings, ranks: int) -> Tabl
     return table
 
 
-def print_operation(rows: Sequence[Row], settings: Settings, ranks: int, file: IO[str] | None = None) -> None:
+def print_operation(rows: Sequence[Row], settings: Settings, ranks: int) -> None:
     """Print the table of one operation."""
-    Console(file=file).print_whole(operation_table(rows, settings, ranks), _WIDTH)
+    Console().print_whole(operation_table(rows, settings, ranks), _WIDTH)
 
 
 def footer(rows: Sequence[Row], settings: Settings) -> list[str]:
@@ -135,15 +135,15 @@ def mix_table(result: MixResult, settings: Settings, ranks: int) -> Table:
     return table
 
 
-def print_mix(result: MixResult, settings: Settings, ranks: int, file: IO[str] | None = None) -> None:
+def print_mix(result: MixResult, settings: Settings, ranks: int) -> None:
     """Print the table of a mix and the gain of overlapping."""
-    Console(file=file).print_whole(mix_table(result, settings, ranks), _WIDTH)
+    Console().print_whole(mix_table(result, settings, ranks), _WIDTH)
     times = (*result.alone, result.in_turn, result.together)
-    print(f"Overlap gain: {result.gain:.2f} (one after the other / together)", file=file)
-    print(f"Wrong values: {result.wrong}" if settings.check else "Wrong values: not checked", file=file)
+    print(f"Overlap gain: {result.gain:.2f} (one after the other / together)")
+    print(f"Wrong values: {result.wrong}" if settings.check else "Wrong values: not checked")
     uncertain = sum(1 for each in times if not each.converged)
     if uncertain:
-        print(f"Not converged: {uncertain} of {len(times)} medians (--budget)", file=file)
+        print(f"Not converged: {uncertain} of {len(times)} medians (--budget)")
 
 
 def _row_json(row: Row, ranks: int) -> dict[str, Any]:
@@ -153,10 +153,6 @@ def _row_json(row: Row, ranks: int) -> dict[str, Any]:
         return {**result, "unsupported": row.reason}
     algbw, busbw = bandwidths(row.case.operation, row.nbytes, row.statistics.median_us, ranks)
     return {**result, **asdict(row.statistics), "algbw_gbs": algbw, "busbw_gbs": busbw, "wrong": row.wrong}
-
-
-def _mix_json(result: MixResult) -> dict[str, Any]:
-    return {**asdict(result), "gain": result.gain}
 
 
 def document(rows: Sequence[Row], settings: Settings, group: _C.Group, mix: MixResult | None = None) -> dict[str, Any]:
@@ -180,7 +176,7 @@ def document(rows: Sequence[Row], settings: Settings, group: _C.Group, mix: MixR
             "accelerators": list(host().accelerators),
         },
         "rows": [_row_json(row, group.size()) for row in rows],
-        "mix": None if mix is None else _mix_json(mix),
+        "mix": None if mix is None else {**asdict(mix), "gain": mix.gain},
     }
 
 

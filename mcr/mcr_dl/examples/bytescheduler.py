@@ -147,7 +147,6 @@ def draw(rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:
             axes.set_yticklabels([])
     figure.suptitle(title, x=0.01, ha="left", fontsize=12)
     figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
     save_figure(figure, path, dpi=120)
 
 

@@ -153,7 +153,7 @@ def _asked(
         return [], [], InvalidArgumentError(problem)
     try:
         backends, specifications = _named(backend, pg_options), specified(passes)
-        choice.check_argument(tuning_table)
+        choice.named_table(tuning_table)
         stores.encode(chain.terms_of(specifications))
     except Exception as error:  # any, such as one of an iterator or a pass of the program
         return [], [], error

@@ -47,11 +47,9 @@ def synchronize(kind: str) -> Callable[[], object] | None:
     return done
 
 
-def serves(name: str, kind: str) -> bool:
-    """Whether a backend is measured for tensors on this kind of device. Host libraries serve all kinds, by staging."""
-    return kind != "cpu" or kind in registry.describe(name).devices
-
-
 def usable_backends(kind: str) -> list[str]:
-    """The backends that can be used here and serve the device, in order of preference."""
-    return [name for name in registry.usable() if serves(name, kind)]
+    """The backends that can be used here and serve the device, in order of preference.
+
+    Host libraries serve all kinds of devices, by staging.
+    """
+    return [name for name in registry.usable() if kind != "cpu" or kind in registry.describe(name).devices]

@@ -130,7 +130,11 @@ class Knowledge:
 # ---- before the ranks agree: this rank's facts
 
 
-def _named(argument: str | os.PathLike[str] | None) -> str:
+def named_table(argument: str | os.PathLike[str] | None) -> str:
+    """The path that ``tuning_table`` or else the environment names; "none" for no table, "" if nothing is named.
+
+    Raises InvalidTypeError for an argument that is no path.
+    """
     if argument is None:
         return os.environ.get(VARIABLE, "")
     name: object = os.fspath(argument) if isinstance(argument, (str, os.PathLike)) else argument
@@ -140,14 +144,9 @@ def _named(argument: str | os.PathLike[str] | None) -> str:
     return name
 
 
-def check_argument(argument: str | os.PathLike[str] | None) -> None:
-    """Raise InvalidTypeError for a ``tuning_table`` that is no path."""
-    _named(argument)
-
-
 def _own_file(argument: str | os.PathLike[str] | None) -> Path | None:
     """The file that this rank would use: the named one, else the one in the cache, if it exists."""
-    named = _named(argument)
+    named = named_table(argument)
     if named == "none":
         return None
     if named:
@@ -158,8 +157,8 @@ def _own_file(argument: str | os.PathLike[str] | None) -> Path | None:
 
 def require_named() -> None:
     """Raise InvalidArgumentError if the environment names a table that cannot be read; on rank 0, which reads it."""
-    if launcher.detect().rank == 0 and _named(None) not in ("", "none"):
-        files.read(Path(_named(None)))
+    if launcher.detect().rank == 0 and named_table(None) not in ("", "none"):
+        files.read(Path(named_table(None)))
 
 
 def _digest(path: Path) -> str | None:
@@ -184,20 +183,18 @@ def facts(libraries: dict[str, str], argument: str | os.PathLike[str] | None) ->
 
 def _load(argument: str | os.PathLike[str] | None, libraries: dict[str, str]) -> Table | None:
     """Rank 0's table. A broken table is an error if it was named, and a warning if it was found in the cache."""
-    if _named(argument) == "none":
-        return None
     path = _own_file(argument)
     if path is None:
         return None
     try:
         table = files.read(path)
     except InvalidArgumentError as error:
-        if _named(argument):
+        if named_table(argument):
             raise
         _log.warning("%s; going on without a tuning table", error)
         return None
     running = software(libraries)
-    if not _named(argument) and files.outdated(table, host(), running):
+    if not named_table(argument) and files.outdated(table, host(), running):
         table = replace(table, scales=tuple(each for each in table.scales if not each.quick))
         if not table.scales:
             return None  # it will be measured again
@@ -277,7 +274,7 @@ def decider(
             "crowded": blocks.pack(launcher.crowded(hosts, [value["cores"] for value in values])),
             "scales": [] if table is None else [costs_of(scale) for scale in table.scales],
             "rules_text": text,
-            "seconds": 0.0 if _named(argument) else SECONDS,
+            "seconds": 0.0 if named_table(argument) else SECONDS,
         }
 
     return decide

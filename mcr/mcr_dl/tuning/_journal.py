@@ -255,7 +255,6 @@ class Journal:
 
     def begin(self, plan: Plan) -> None:
         """Start a new journal."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(json.dumps(asdict(plan)) + "\n")
         self._read = self.path.stat().st_size
 

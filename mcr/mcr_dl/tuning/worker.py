@@ -189,14 +189,11 @@ class Worker:
             self._took[nbytes, name] = time.monotonic() - begin
             wrong = int(sum(self.control.gathered(mine)))
             if wrong:
-                self.exclude(unit, name, f"{wrong} wrong elements at {ready.nbytes} bytes")
+                reason = f"{wrong} wrong elements at {ready.nbytes} bytes"
+                self.note("excluded", **unit.where, candidate=name, reason=reason)
             else:
                 prepared[name] = ready
         return prepared
-
-    def exclude(self, unit: Unit, candidate: str, reason: str) -> None:
-        """Exclude a candidate for this operation; equal on all ranks, as the number of wrong elements is."""
-        self.note("excluded", **unit.where, candidate=candidate, reason=reason)
 
 
 def start(backends: Sequence[str], device: str, timeout: timedelta | None = None) -> None:
