@@ -66,9 +66,6 @@ class Scripted:
         self.drawn += len(values) - 1
         return [self.elapsed, *(self.sample(self.drawn - index) for index in range(len(values) - 1))]
 
-    def barrier(self) -> None:
-        raise AssertionError("batches begin with the candidate's own barrier")
-
 
 class Recorded:
     """A call that records when it is made."""
@@ -145,9 +142,6 @@ class Stated:
 
     def maximum(self, values: list[float]) -> list[float]:
         return [time for time in self.times for _ in range(len(values) // len(self.times))]
-
-    def barrier(self) -> None:
-        raise AssertionError("batches begin with the candidate's own barrier")
 
 
 def test_candidates_that_compete_have_equal_batches() -> None:

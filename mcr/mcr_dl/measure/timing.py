@@ -40,13 +40,10 @@ _EXACT = 200  # above this many samples the binomial distribution is taken as no
 
 
 class Control(Protocol):
-    """How the ranks agree while they measure. Both methods are collective."""
+    """How the ranks agree while they measure. Collective."""
 
     def maximum(self, values: list[float]) -> list[float]:
         """The largest value over all ranks, element by element."""
-
-    def barrier(self) -> None:
-        """Return when all ranks are here."""
 
 
 class Timed(Protocol):

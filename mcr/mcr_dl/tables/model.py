@@ -221,13 +221,11 @@ class Table:
         order = {name: index for index, name in enumerate(_C.operations())}
         return sorted(found, key=lambda each: (order.get(each.operation, len(order)), each))
 
-    def scale(self, ranks: int | None = None, nodes: int | None = None, device: str | None = None) -> Scale:
-        """The largest scale with these properties (None: any). InvalidArgumentError lists the existing ones."""
-        wanted = {"ranks": ranks, "nodes": nodes, "device": device}
-        given = {name: value for name, value in wanted.items() if value is not None}
-        found = [each for each in self.scales if all(getattr(each, name) == value for name, value in given.items())]
+    def scale(self, ranks: int | None = None) -> Scale:
+        """The largest scale with so many ranks (None: any). InvalidArgumentError lists the existing ones."""
+        found = [each for each in self.scales if ranks in (None, each.ranks)]
         if not found:
-            asked = ", ".join(f"{name} {value}" for name, value in given.items()) or "none at all"
+            asked = "none at all" if ranks is None else f"ranks {ranks}"
             known = "; ".join(each.name for each in self.scales)
             text = f"expected one of the table's ({known})" if known else "expected a table with measurements"
             raise InvalidArgumentError(f"scale: {text}, got {asked}")
