@@ -316,6 +316,5 @@ class Measurement:
                 continue
             for name, samples in found.samples.items():
                 curves.append(Curve(operation, types, DTYPE, name, tuple(_plausible(samples)), async_op=async_op))
-        where = (shape.ranks, shape.nodes, shape.ranks_per_node)
-        scale = Scale(*where, "cpu", now(), tuple(curves), excluded=tuple(excluded), quick=True)
+        scale = Scale(*shape, "cpu", now(), tuple(curves), excluded=tuple(excluded), quick=True)
         return replace(scale, winners=winners_of(scale))

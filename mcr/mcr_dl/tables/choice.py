@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mcr_dl import _C
 from mcr_dl.base import blocks, documents, launcher
@@ -35,25 +35,25 @@ FLAT = 16 << 10
 _log = logging.getLogger("mcr_dl")
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):
     """The number of ranks and nodes, and the largest number of ranks on one node."""
 
     ranks: int
     nodes: int
     ranks_per_node: int
 
+    @classmethod
+    def of(cls, scale: Mapping[str, Any]) -> Shape:
+        """The shape with which a scale was measured."""
+        return cls(*(scale[name] for name in cls._fields))
+
     def __str__(self) -> str:
         where = "1 node" if self.nodes == 1 else f"{self.nodes} nodes"
         return f"{self.ranks} rank{'s' * (self.ranks > 1)} on {where}"
 
-    def is_of(self, scale: Mapping[str, Any]) -> bool:
-        """Whether a scale was measured with this shape."""
-        return all(getattr(self, name) == scale[name] for name in ("ranks", "nodes", "ranks_per_node"))
-
     def unlike(self, scale: Mapping[str, Any]) -> str:
         """The shape, with what tells it from that of a scale."""
-        alike = (self.ranks, self.nodes) == (scale["ranks"], scale["nodes"])
+        alike = self[:2] == Shape.of(scale)[:2]
         return f"{self}, up to {self.ranks_per_node} on each" if alike else str(self)
 
 
@@ -86,7 +86,7 @@ class Knowledge:
         return self.seconds > 0 and shape == self.shape([*range(len(self.nodes))])
 
     def _of(self, shape: Shape) -> list[dict[str, Any]]:
-        return [each for each in self.scales if each["device"] == "cpu" and shape.is_of(each)]
+        return [each for each in self.scales if each["device"] == "cpu" and shape == Shape.of(each)]
 
     def of_mcr_tune(self) -> Knowledge:
         """This knowledge with the scales of mcr-tune alone.
@@ -98,13 +98,13 @@ class Knowledge:
 
     def text_of(self, shape: Shape) -> str:
         """The shape, with what tells it from those of the host's scales."""
-        others = [each for each in self.scales if each["device"] == "cpu" and not shape.is_of(each)]
+        others = [each for each in self.scales if each["device"] == "cpu" and shape != Shape.of(each)]
         return max((shape.unlike(each) for each in others), key=len, default=str(shape))
 
     def with_scale(self, scale: dict[str, Any], source: str) -> Knowledge:
         """This knowledge with a measured scale, in place of an older one of its shape."""
-        where = ("ranks", "nodes", "ranks_per_node", "device")
-        kept = [each for each in self.scales if any(each[key] != scale[key] for key in where)]
+        same = scale["device"], Shape.of(scale)
+        kept = [each for each in self.scales if (each["device"], Shape.of(each)) != same]
         return replace(self, scales=[*kept, scale], source=self.source or source)
 
     def same_node(self, rank: int) -> list[int]:
@@ -120,8 +120,7 @@ class Knowledge:
         """The measurements of that shape, or of the nearest by the ratios of ranks, nodes and ranks per node."""
 
         def distance(scale: dict[str, Any]) -> tuple[int, int]:
-            names = ("ranks", "nodes", "ranks_per_node")
-            pairs = [(getattr(shape, name), scale[name]) for name in names]
+            pairs = zip(shape, Shape.of(scale), strict=True)
             return sum(max(a, b) * 1000 // min(a, b) for a, b in pairs), scale["ranks"]
 
         return min((each for each in self.scales if each["device"] == device), key=distance, default=None)
@@ -334,7 +333,7 @@ def tune(group: _C.Group, knowledge: Knowledge, *, derived: bool = False) -> Non
             for operation, types, candidate, points in scale[kind]
         ]
         excluded += [(operation, async_op, device, candidate) for operation, async_op, candidate in scale["excluded"]]
-        if not shape.is_of(scale):
+        if shape != Shape.of(scale):
             if not derived and not (device == "cpu" and knowledge.measures(shape)):
                 _say_nearest(shape, scale, group.rank())
             exact = exact and device != "cpu"  # only host tensors are tried

@@ -15,6 +15,7 @@ from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError
 from mcr_dl.base.operations import operation_of
 from mcr_dl.runtime import handles, state
 from mcr_dl.tables import codecs, rules
+from mcr_dl.tables.choice import Shape
 from mcr_dl.tables.winners import microseconds_of
 
 ReduceOp = torch.distributed.ReduceOp
@@ -116,7 +117,7 @@ def _row(operation: str, dtype: str, group: _C.Group, found: dict[str, Any], dev
     curve = f"{operation}, {_C.dtype_class(dtype) if reduces else 'any'}{form}{stands_in}{refined}"
     if scale is None:
         return curve
-    nearest = "" if shape.is_of(scale) else f" (nearest to {shape.unlike(scale)})"
+    nearest = "" if shape == Shape.of(scale) else f" (nearest to {shape.unlike(scale)})"
     return f"{scale['name']}{nearest}, {curve}"
 
 
