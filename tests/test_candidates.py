@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import threading
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -241,21 +241,3 @@ def test_two_threads_add_to_a_journal(tmp_path: Path, monkeypatch: pytest.Monkey
     journal.add("refused", reason="the other thread comes now")
     other.join()
     assert [each["event"] for each in journal.news()] == ["refused", "interrupted"]
-
-
-def test_a_journal_of_an_older_version(tmp_path: Path) -> None:
-    """mcr-tune --resume continues with it."""
-    new = Plan(2, ("gloo", "mpi", NEW[0]), (Unit("all_reduce", "float32", (65536,)),), 1.0, 0.025, codecs=("bf16",))
-    journal = Journal(tmp_path / "journal")
-    times = {"bytes": 65536, "n": 3, "min_us": 1.0, "median_us": 1.0, "p99_us": 1.0}
-    where = {"operation": "all_reduce", "dtype": "float32"}
-    lines = [{"event": "sample", **where, "candidate": each, **times} for each in (*OLD, "gloo+bf16", "gloo+mpi+bf16")]
-    lines += [{"event": "excluded", **where, "candidate": "mpi+bf16", "reason": "wrong"}]
-    lines += [{"event": "step", **where, "bytes": 65536, "phase": "time", "candidates": list(OLD)}]
-    plan = {**asdict(new), "backends": ["gloo", "mpi", OLD[0]]}
-    journal.path.write_text("".join(json.dumps(each) + "\n" for each in [plan, *lines]))
-    progress = journal.resume(new)
-    assert [each["candidate"] for each in progress.samples] == [*NEW, "gloo|bf16", "stripe(gloo,mpi)|bf16"]
-    assert progress.out(new.units[0]) == {"mpi|bf16"}
-    assert progress.step is not None
-    assert progress.step["candidates"] == list(NEW)

@@ -315,7 +315,8 @@ PLAN = Plan(2, ("mpi", "gloo"), (Unit("all_reduce", "float32", (4, 64)),), 0.1, 
 WHERE = {"operation": "all_reduce", "dtype": "float32"}
 TIMES = {"n": 9, "min_us": 1.0, "median_us": 2.0, "p99_us": 3.0}
 EVENTS: list[dict[str, Any]] = [
-    {"event": "ready", "nodes": 1, "ranks_per_node": 2, "devices": 0, "bound": True, "libraries": {"mpi": "MPICH"}},
+    {"event": "ready", "nodes": 1, "ranks_per_node": 2, "devices": 0, "bound": True, "libraries": {"mpi": "MPICH"}}
+    | dict.fromkeys(("fingerprint", "mcr_dl", "torch", "python"), "x"),
     {"event": "step", **WHERE, "bytes": 4, "phase": "time", "candidates": ["mpi", "gloo"]},
     {"event": "sample", **WHERE, "candidate": "mpi", "bytes": 4, **TIMES},
     {"event": "excluded", **WHERE, "candidate": "gloo", "reason": "hung"},

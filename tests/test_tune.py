@@ -25,6 +25,7 @@ from mcr_dl.base.errors import BackendUnavailableError, InvalidArgumentError
 from mcr_dl.measure import memory
 from mcr_dl.runtime import state
 from mcr_dl.tables import table
+from mcr_dl.tables.host import host, software
 from mcr_dl.tables.model import Subject
 from mcr_dl.tuning import cli as tune_cli
 from mcr_dl.tuning import launched, tuner, worker
@@ -282,7 +283,9 @@ def test_resume_on_other_ranks(tmp_path: Path, key: str, value: object) -> None:
     name = "gloo" if key == "libraries" else key
     journal = Journal(tmp_path / "journal")
     journal.begin(PLAN)
+    known = software({})
     facts = {"ranks": 2, "nodes": 1, "ranks_per_node": 2, "libraries": {}, "bound": False, "devices": 0}
+    facts |= {"fingerprint": host().fingerprint, "mcr_dl": known.mcr_dl, "torch": known.torch, "python": known.python}
     journal.add("ready", **{**facts, key: value})
     for _ in range(2):
         again = Journal(journal.path)

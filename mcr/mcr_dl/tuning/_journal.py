@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mcr_dl import _C
 from mcr_dl.base import documents
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.tables import codecs
@@ -136,12 +135,9 @@ class Progress:
         """How the ranks differ from those that measured before, in an interrupted run; empty if they do not."""
         if not self.facts:
             return ""
-        keys = ("nodes", "ranks_per_node")
-        pairs = [(key, self.facts[key], facts[key]) for key in keys]
         before, here = self.facts["libraries"], facts["libraries"]
-        pairs += [(name, before[name], here[name]) for name in backends if name in before and name in here]
-        others = ("fingerprint", "mcr_dl", "torch", "python", "devices", "bound")  # older journals lack some
-        pairs += [(key, self.facts[key], facts[key]) for key in others if key in self.facts]
+        pairs = [(name, before[name], here[name]) for name in backends if name in before and name in here]
+        pairs += [(key, self.facts[key], facts[key]) for key in _FIELDS["ready"] if key != "libraries"]
         for name, old, new in pairs:
             if old != new:
                 what = "--resume: the interrupted run differs"
@@ -172,7 +168,17 @@ _WHERE: dict[str, type] = {"operation": str, "dtype": str}
 _WHO = {**_WHERE, "candidate": str}
 # Fields that the readers of an event rely on, by kind. int: a count; float: microseconds; dict: of texts.
 _FIELDS: dict[str, Mapping[str, type]] = {
-    "ready": {"nodes": int, "ranks_per_node": int, "devices": int, "bound": bool, "libraries": dict},
+    "ready": {
+        "nodes": int,
+        "ranks_per_node": int,
+        "libraries": dict,
+        "fingerprint": str,
+        "mcr_dl": str,
+        "torch": str,
+        "python": str,
+        "devices": int,
+        "bound": bool,
+    },
     "step": {**_WHERE, "phase": str, "bytes": int},
     "sample": {**_WHO, "bytes": int, "n": int, "min_us": float, "median_us": float, "p99_us": float},
     "excluded": {**_WHO, "reason": str},
@@ -205,24 +211,6 @@ def _is_event(value: Any) -> bool:
         and (value["event"] != "excluded" or set(value) - {"async_op"} == {"event", *fields})
         and type(value.get("async_op", False)) is bool
     )
-
-
-_NAMING = ("backends", "candidate", "candidates")
-
-
-def _spelt(line: dict[str, Any], codecs: Sequence[str]) -> dict[str, Any]:
-    """A line with candidates in canonical spelling, also from older versions, which wrote ``gloo+bf16``."""
-
-    def name(value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        codec = next((each for each in codecs if value.endswith(f"+{each}")), "")
-        return _C.canonical(f"{value.removesuffix(f'+{codec}')}|{codec}" if codec else value)
-
-    def names(value: Any) -> Any:
-        return list(map(name, value)) if isinstance(value, list) else name(value)
-
-    return {key: names(value) if key in _NAMING else value for key, value in line.items()}
 
 
 class Journal:
@@ -266,7 +254,6 @@ class Journal:
         recorded = next(lines, {})
         if not isinstance(recorded, dict):
             raise InvalidArgumentError(f"--resume: {self.path}: expected the journal of mcr-tune, got something else")
-        recorded = _spelt(recorded, ())
         wanted = json.loads(json.dumps(asdict(plan)))
         for key, value in wanted.items():
             if recorded.get(key) != value:
@@ -278,7 +265,7 @@ class Journal:
             if not _is_event(event):
                 message = f"--resume: {self.path}: expected the journal of mcr-tune, got {str(event)[:80]}"
                 raise InvalidArgumentError(message)
-            progress.take(_spelt(event, plan.codecs))
+            progress.take(event)
         return progress
 
     def add(self, event: str, **values: Any) -> None:
