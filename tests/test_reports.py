@@ -80,7 +80,8 @@ def log_summary(text: str, folder: Path) -> None:
 def excluded(text: str, folder: Path) -> None:
     del folder
     plan = Plan(2, ("gloo",), (Unit("all_reduce", "float32", (4,)),), 1.0, 0.1, "cpu", ())
-    with tune._Display(plan, Progress()) as display:
+    display = tune._Display(plan, Progress())
+    with display.bars:
         display.take(
             {"event": "excluded", "candidate": "gloo", "operation": "all_reduce", "dtype": "float32", "reason": text}
         )
@@ -297,7 +298,8 @@ def test_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 def test_progress_before_a_step_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     """The first turn has no times."""
     record = examples.Record("gloo", {})
-    with examples.Progress(Console(), [record], 10) as progress:
+    progress = examples.Progress(Console(), [record], 10)
+    with progress.bars:
         for seconds in ([], [0.005]):
             record.curve.append(2.0)
             record.step_seconds += seconds

@@ -199,7 +199,8 @@ def train(trainers: Sequence[Trainer], options: Options, console: Console) -> No
     for trainer in trainers:
         trainer.record.loss_start = trainer.held_out_loss()
     steps = options.turns * options.turn
-    with report.Progress(console, [trainer.record for trainer in trainers], steps) as progress:
+    progress = report.Progress(console, [trainer.record for trainer in trainers], steps)
+    with progress.bars:
         for turn in range(options.turns):
             first = turn % len(trainers)
             for trainer in [*trainers[first:], *trainers[:first]]:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
-from types import TracebackType
 
 from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TimeRemainingColumn
 from rich.table import Table
@@ -91,7 +90,7 @@ def columns() -> list[str | ProgressColumn]:
 
 
 class Progress:
-    """A live bar for each mode."""
+    """A live bar for each mode, while the block ``with progress.bars`` runs."""
 
     def __init__(self, console: Console, records: Sequence[Record], steps: int) -> None:
         self._console = console
@@ -105,26 +104,17 @@ class Progress:
             TimeRemainingColumn(),
         )
         hidden = console.quiet or not console.is_terminal
-        self._bars = bars(console, columns, refresh_per_second=4, disable=hidden)
+        self.bars = bars(console, columns, refresh_per_second=4, disable=hidden)
         self._tasks = {
-            record.mode: self._bars.add_task(record.mode, total=steps, loss=record.loss_start, milliseconds="-")
+            record.mode: self.bars.add_task(record.mode, total=steps, loss=record.loss_start, milliseconds="-")
             for record in records
         }
-
-    def __enter__(self) -> Progress:
-        self._bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bars.stop()
 
     def advance(self, record: Record) -> None:
         """Report a finished step. Without a terminal, each tenth of the way prints a line."""
         # The steps of the first turn are not measured.
         recent = f"{median(record.step_seconds[-10:]) * 1e3:.0f}" if record.step_seconds else "-"
-        self._bars.update(self._tasks[record.mode], advance=1, loss=record.curve[-1], milliseconds=recent)
+        self.bars.update(self._tasks[record.mode], advance=1, loss=record.curve[-1], milliseconds=recent)
         done = len(record.curve)
         if not self._console.is_terminal and done % max(1, self._steps // 10) == 0:
             self._console.print(f"{record.mode:>5} {done:4}/{self._steps} loss {record.curve[-1]:.3f} {recent} ms/step")

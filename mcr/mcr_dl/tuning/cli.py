@@ -287,13 +287,6 @@ class _Display:
         self.task = self.bars.add_task(f"starting {plan.ranks} ranks", total=plan.points, completed=done)
         self._seen: set[tuple[Any, ...]] = set()
 
-    def __enter__(self) -> _Display:
-        self.bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bars.stop()
-
     def take(self, event: dict[str, Any]) -> None:
         """Show one event of the run."""
         kind = event["event"]
@@ -403,7 +396,8 @@ def _run(plan: Plan, record: Path, settings: _Settings) -> Progress | None:
         if begun:
             _say("starting anew; the same command with --resume continues an interrupted run")
         journal.begin(plan)
-    with _Display(plan, progress) as display:
+    display = _Display(plan, progress)
+    with display.bars:
         return Tuner(plan, journal, progress, limit=settings.limit, report=display.take).run()
 
 
