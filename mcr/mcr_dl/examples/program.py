@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
@@ -379,21 +379,11 @@ def common(given: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-@dataclass
-class _Job(Generic[Given]):
-    """The job of a started rank."""
-
-    run: Callable[[Given], int]
-    options: Given
-    ranks: int
-    port: int
-
-
-def _start_and_run(rank: int, job: _Job[Given]) -> None:
+def _start_and_run(rank: int, run: Callable[[Given], int], options: Given, port: int) -> None:
     """Run a rank that the program has started itself."""
-    store = dist.TCPStore("localhost", job.port, timeout=timedelta(minutes=2))
-    dist.init_process_group(store=store, rank=rank, world_size=job.ranks)
-    status = job.run(job.options)
+    store = dist.TCPStore("localhost", port, timeout=timedelta(minutes=2))
+    dist.init_process_group(store=store, rank=rank, world_size=options.nproc)
+    status = run(options)
     dist.destroy_process_group()
     sys.exit(status)
 
@@ -413,7 +403,7 @@ def main(run: Callable[[Given], int], options: Given) -> int:
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     try:
         with restored(Console()):
-            start_processes(_start_and_run, (_Job(run, options, options.nproc, store.port),), options.nproc)  # type: ignore[no-untyped-call]
+            start_processes(_start_and_run, (run, options, store.port), options.nproc)  # type: ignore[no-untyped-call]
     except ProcessRaisedException as error:
         print(f"rank {error.error_index} failed, and with it the job:{error}", file=sys.stderr)
         return 1
