@@ -144,6 +144,7 @@ class Workload(program.Workload):
     title = "a deep learning recommendation model on several communication libraries"
     tolerance = 1e-5
     least_gain = 0.1
+    trains = Trainer
 
     def __init__(self, shape: Shape, samples: int, *, exact: bool = True, seed: int = program.SEED) -> None:
         ranks = dist.get_world_size()
@@ -162,10 +163,6 @@ class Workload(program.Workload):
         self.buckets = bucket_tensors(dense, ranks, program.BUCKET_BYTES, exact=exact)
         self.exchange_elements = self.samples // ranks * shape.tables * shape.width
         self.rehearsed = [torch.zeros(self.exchange_elements) for _ in range(3)]
-
-    def trainer(self, mode: str, comm: Comm, bucket_bytes: int = program.BUCKET_BYTES) -> Trainer:
-        """A model in its initial state."""
-        return Trainer(mode, comm, self, bucket_bytes)
 
     def rehearse(self, comm: Comm) -> None:
         """Run the next batch's exchange, the averages and the gradients' exchange at once."""
@@ -191,8 +188,6 @@ class Workload(program.Workload):
         return records.Setting(
             title=f"Recommendation model (DLRM), {ranks} rank{'s' * (ranks != 1)}, {shape.tables} tables of "
             f"{shape.rows:,} rows, {self.samples:,} samples a step",
-            ranks=ranks,
-            threads=torch.get_num_threads(),
             unit="samples",
             per_step=self.samples,
             loss_unit="nats per sample",

@@ -119,6 +119,7 @@ class Workload(program.Workload):
     title = "a dense language model on several communication libraries"
     tolerance = 1e-5
     least_gain = 1.5
+    trains = Trainer
 
     def __init__(
         self,
@@ -145,10 +146,6 @@ class Workload(program.Workload):
     def layout(self) -> Layout:
         """Activations in pairs of ranks, gradients among the ranks with the same part of the model."""
         return self.grid.layout()
-
-    def trainer(self, mode: str, comm: Comm, bucket_bytes: int = program.BUCKET_BYTES) -> Trainer:
-        """A model in its initial state."""
-        return Trainer(mode, comm, self, bucket_bytes)
 
     def rehearse(self, comm: Comm) -> None:
         """Run the activations in sequence; the gradients start among those of the backward pass."""
@@ -191,8 +188,6 @@ class Workload(program.Workload):
         ]
         return records.Setting(
             title=f"Dense language model, {grid.copies} x {grid.parts} ranks, {tokens:,} bytes of text a step",
-            ranks=grid.ranks,
-            threads=torch.get_num_threads(),
             unit="tokens",
             per_step=tokens,
             loss_unit="nats per byte",

@@ -88,6 +88,7 @@ class Workload(program.Workload):
     title = "a mixture-of-experts language model on several communication libraries"
     tolerance = 1e-5
     least_gain = 2.0
+    trains = Trainer
 
     def __init__(
         self,
@@ -109,10 +110,6 @@ class Workload(program.Workload):
         self.exchanges = 4 * self.shape.expert_blocks  # to the experts and back, forward and backward
         self.exchange_elements = self.shape.experts * self.shape.slots(self.windows * shape.context) * shape.width
         self.rehearsed = [torch.zeros(self.exchange_elements) for _ in range(2)]
-
-    def trainer(self, mode: str, comm: Comm, bucket_bytes: int = program.BUCKET_BYTES) -> Trainer:
-        """A model in its initial state."""
-        return Trainer(mode, comm, self, bucket_bytes)
 
     def rehearse(self, comm: Comm) -> None:
         """Run the exchanges in sequence; the all_reduces start among those of the backward pass."""
@@ -154,8 +151,6 @@ class Workload(program.Workload):
         return records.Setting(
             title=f"Mixture-of-experts language model, {ranks} rank{'s' * (ranks != 1)}, {self.shape.experts} experts, "
             f"{tokens:,} bytes of text a step",
-            ranks=ranks,
-            threads=torch.get_num_threads(),
             unit="tokens",
             per_step=tokens,
             loss_unit="nats per byte",

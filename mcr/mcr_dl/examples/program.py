@@ -93,6 +93,7 @@ class Workload(ABC):
     title: str
     tolerance: float  # largest difference between the final losses of the modes
     least_gain: float  # how much each loss must fall
+    trains: Callable[[str, Comm, Any, int], Trainer]  # the class of its trainers
 
     def layout(self) -> Layout:
         """The kinds of operations of a step, each with its groups of ranks; by default exchanges and averages over all
@@ -101,9 +102,9 @@ class Workload(ABC):
         everyone = [list(range(dist.get_world_size()))]
         return {ALL_TO_ALL: everyone, ALL_REDUCE: everyone}
 
-    @abstractmethod
     def trainer(self, mode: str, comm: Comm, bucket_bytes: int = BUCKET_BYTES) -> Trainer:
         """A model in its initial state."""
+        return self.trains(mode, comm, self, bucket_bytes)
 
     @abstractmethod
     def rehearse(self, comm: Comm) -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+import torch
+
 import mcr_dl as dist
 from mcr_dl.measure.timing import quartiles
 
@@ -17,8 +19,6 @@ class Setting:
     """The training's model and data."""
 
     title: str
-    ranks: int
-    threads: int
     unit: str  # the unit of a step's size: tokens, samples
     per_step: int  # of all ranks together
     loss_unit: str
@@ -26,6 +26,8 @@ class Setting:
     details: dict[str, Any]  # sizes, as numbers
     turn: int = 0  # steps
     trial_seconds: dict[str, float] = field(default_factory=dict)  # a step's communication alone, by mix
+    ranks: int = field(default_factory=dist.get_world_size)
+    threads: int = field(default_factory=torch.get_num_threads)  # of a rank
 
 
 @dataclass
