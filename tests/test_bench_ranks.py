@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,10 +47,27 @@ def test_a_rank_that_hangs_is_killed() -> None:
     with run_local(time.sleep, (600,), 2) as running:
         pids = list(running.pids.values())
         assert not running.wait(0.1)
-        assert not running.poll()
+        assert running.exit_codes() == {0: None, 1: None}
         running.kill()
         assert running.exit_codes() == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
     assert not any(map(waiting.running, pids))
+
+
+def test_an_error_at_the_start_ends_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that have started before."""
+    started: list[subprocess.Popen[bytes]] = []
+    start = subprocess.Popen
+
+    def once(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        if started:
+            raise BlockingIOError("no process")
+        started.append(start(*arguments, **options))
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", once)
+    with pytest.raises(BlockingIOError, match="no process"):
+        run_local(time.sleep, (600,), 2)
+    assert started[0].returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("told", [True, False])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks on this machine that their parent can end at once, started through torch's launcher API."""
+"""Ranks on this machine that their parent can end at once."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -16,8 +17,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std, SubprocessContext, start_processes
 
 from mcr_dl.base import launcher
 from mcr_dl.base.errors import InvalidArgumentError
@@ -70,19 +69,6 @@ def environments(ranks: int, extra: Mapping[str, str]) -> dict[int, dict[str, st
 
 
 @contextlib.contextmanager
-def _signal_handlers_kept() -> Iterator[None]:
-    """Restore the program's signal handlers, which torch's launcher replaces and does not put back."""
-    names = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-    before = {name: signal.getsignal(name) for name in names}
-    try:
-        yield
-    finally:
-        for name, handler in before.items():
-            with contextlib.suppress(ValueError):  # outside the main thread, where torch changes nothing either
-                signal.signal(name, handler)
-
-
-@contextlib.contextmanager
 def orderly_end() -> Iterator[None]:
     """Make SIGTERM and SIGHUP raise SystemExit in the block, so that it cleans up as after an error.
 
@@ -113,36 +99,29 @@ class LocalRanks:
     The system kills the ranks if their parent dies, or the thread that started them ends.
     """
 
-    def __init__(self, context: SubprocessContext, folder: tempfile.TemporaryDirectory[str]) -> None:
-        self._context = context
+    def __init__(self, folder: tempfile.TemporaryDirectory[str]) -> None:
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        """The processes by rank. Each leads a session of its own."""
+        self.first_failure: tuple[int, int] | None = None
+        """The first rank that `wait` has seen fail, and its exit code. Ranks that are killed later are not at fault."""
         self._folder = folder
-        self._first_failure: tuple[int, int] | None = None
         self._killing = float("inf")  # time at which the others are killed after a failure
         self._stack = contextlib.ExitStack()
 
     @property
-    def first_failure(self) -> tuple[int, int] | None:
-        """The first rank that `wait` has seen fail, and its exit code. Ranks that are killed later are not at fault."""
-        return self._first_failure
-
-    @property
     def pids(self) -> dict[int, int]:
         """Process ids by rank."""
-        return self._context.pids()
+        return {rank: process.pid for rank, process in self.processes.items()}
 
     def exit_codes(self) -> dict[int, int | None]:
         """Exit codes by rank; None while a rank runs, the negated signal if one has ended it."""
-        return {rank: handler.proc.poll() for rank, handler in self._context.subprocess_handlers.items()}
-
-    def poll(self) -> bool:
-        """Whether all ranks have ended."""
-        return None not in self.exit_codes().values()
+        return {rank: process.poll() for rank, process in self.processes.items()}
 
     def _seen_to_end(self) -> bool:
         codes = self.exit_codes()
-        if self._first_failure is None:
-            self._first_failure = next(((rank, code) for rank, code in codes.items() if code), None)
-            if self._first_failure is not None:
+        if self.first_failure is None:
+            self.first_failure = next(((rank, code) for rank, code in codes.items() if code), None)
+            if self.first_failure is not None:
                 self._killing = time.monotonic() + _GRACE_SECONDS
         return None not in codes.values()
 
@@ -166,18 +145,13 @@ class LocalRanks:
         for rank, code in self.exit_codes().items():
             if code is None:
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self.pids[rank], signal.SIGKILL)  # each rank leads its own session
-        for handler in self._context.subprocess_handlers.values():
-            handler.proc.wait()
+                    os.killpg(self.processes[rank].pid, signal.SIGKILL)
+        for process in self.processes.values():
+            process.wait()
 
     def close(self) -> None:
-        """Kill the remaining ranks and remove the launcher's folder."""
+        """Kill the remaining ranks and remove their folder."""
         self.kill()
-        self._context.close()
-        for handler in self._context.subprocess_handlers.values():
-            for stream in (handler._stdout, handler._stderr):  # torch closes them only where it kills the rank itself
-                if stream is not None:
-                    stream.close()
         self._folder.cleanup()
 
     def __enter__(self) -> LocalRanks:
@@ -209,6 +183,7 @@ def run_local(
 
     Raises:
         InvalidArgumentError: fewer than one rank, or a function that another process cannot import.
+        OSError: no folder for temporary files or for ``log``, or no process; those that have started are killed.
     """
     if ranks < 1:
         message = f"ranks: expected at least 1, got {ranks}"
@@ -217,33 +192,24 @@ def run_local(
         message = f"entry: expected a function of an importable module, got {entry.__qualname__} of __main__"
         raise InvalidArgumentError(message)
     folder = tempfile.TemporaryDirectory(prefix="mcr-ranks-", ignore_cleanup_errors=True)
-    call = Path(folder.name, "call.pickle")
-    call.write_bytes(pickle.dumps(sys.path) + pickle.dumps((entry, args)))
-    arguments = (str(Path(__file__).with_name("_rank.py")), str(call), str(os.getpid()))
-    logs = _Logs(log_dir=folder.name, redirects=Std.NONE if log is None else Std.ALL, to=log)
-    with _signal_handlers_kept():
-        context = start_processes(
-            "mcr-ranks",
-            sys.executable,
-            dict.fromkeys(range(ranks), arguments),
-            environments(ranks, environment or {}),
-            logs,
-        )
-    assert isinstance(context, SubprocessContext)
-    return LocalRanks(context, folder)
+    running = LocalRanks(folder)
+    try:
+        call = Path(folder.name, "call.pickle")
+        call.write_bytes(pickle.dumps(sys.path) + pickle.dumps((entry, args)))
+        command = [sys.executable, str(Path(__file__).with_name("_rank.py")), str(call), str(os.getpid())]
+        for rank, variables in environments(ranks, environment or {}).items():
+            running.processes[rank] = _started(rank, command, variables, log)
+    except BaseException:
+        running.close()
+        raise
+    return running
 
 
-class _Logs(DefaultLogsSpecs):
-    """torch's log files, with names that are known in advance."""
-
-    def __init__(self, log_dir: str, redirects: Std, to: Path | None) -> None:
-        super().__init__(log_dir=log_dir, redirects=redirects)
-        self._to = to
-
-    def reify(self, envs: dict[int, dict[str, str]]) -> Any:
-        result = super().reify(envs)
-        if self._to is not None:
-            self._to.mkdir(parents=True, exist_ok=True)
-            result.stdouts = {rank: str(self._to / f"{rank}.out") for rank in result.stdouts}
-            result.stderrs = {rank: str(self._to / f"{rank}.err") for rank in result.stderrs}
-        return result
+def _started(rank: int, command: list[str], variables: Mapping[str, str], log: Path | None) -> subprocess.Popen[bytes]:
+    with contextlib.ExitStack() as files:  # the rank has descriptors of its own
+        out = err = None
+        if log is not None:
+            log.mkdir(parents=True, exist_ok=True)
+            out, err = (files.enter_context((log / f"{rank}.{name}").open("wb")) for name in ("out", "err"))
+        environment = {**os.environ, **variables}
+        return subprocess.Popen(command, env=environment, stdout=out, stderr=err, start_new_session=True)
