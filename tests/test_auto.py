@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -111,13 +110,13 @@ def test_rank_0_counts(pools: Pools, tmp_path: Path) -> None:
     table.write(tables.flat("mpi:p2p"), tmp_path / "b.json")
     a, b = str(tmp_path / "a.json"), str(tmp_path / "b.json")
     pool, question = pools.get("processes", 2), ("all_reduce", 64)
-    rule = {"MCR_DL_TUNE": "all_reduce:*:mpi"}
+    rule = {"MCR_DL_TUNE": "broadcast:*:gloo#all_reduce:*:gloo#all_reduce:0-64k:mpi"}
     for first, second, mine, theirs, expected in (
         (a, b, {}, {}, "gloo, the cheapest"),
         (b, a, {}, {}, "mpi:p2p, the cheapest"),
         (a, "none", {}, {}, "gloo, the cheapest"),
         ("none", a, {}, {}, "mpi, not measured"),
-        (a, a, rule, {}, "mpi, by the rule"),
+        (a, a, rule, {}, "mpi, by the rule 'all_reduce:0-64k:mpi' of MCR_DL_TUNE"),
         (a, a, {}, rule, "gloo, the cheapest"),
     ):
         said = pool.run(choice.start_by_rank, [first, second], [mine, theirs], question)
@@ -270,17 +269,3 @@ def test_reasons(chosen: str, tried: bool, reason: str) -> None:
     facts = {"measured": True, "refined": False, "excluded": []}
     found = {**facts, "chosen": chosen, "tried": tried}
     assert explain._reason(4, found, {"gloo": 1.0, "mpi": 1.01}) == reason
-
-
-def test_the_rule_that_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last one whose candidate the group has."""
-    given = rules.parse("all_reduce:*:gloo#all_reduce:0-64k:mpi#all_reduce:0-1k:shm", None)
-    current = SimpleNamespace(knowledge=SimpleNamespace(rules=given))
-    monkeypatch.setattr(explain.state, "current", lambda: current)
-    for nbytes, candidates, expected in (
-        (64, ["gloo", "mpi", "shm"], "all_reduce:0-1k:shm"),
-        (64, ["gloo", "mpi"], "all_reduce:0-64k:mpi"),
-        (1 << 20, ["gloo", "mpi"], "all_reduce:*:gloo"),
-        (None, ["gloo", "mpi"], "all_reduce:*:gloo"),
-    ):
-        assert explain._rule("all_reduce", nbytes, candidates).text == expected

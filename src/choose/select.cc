@@ -71,13 +71,13 @@ Candidate& Selector::choose_unruled(const Call& call) {
 Candidate* Selector::ruled(const Call& call) {
   if (tuning_.rules.empty() || eligible_.empty()) return nullptr;
   const Range& range = range_of(remembered(call).ranges, message_bytes(call, ranks_));
-  return range.forced ? range.candidate : nullptr;
+  return range.ruled() ? range.candidate : nullptr;
 }
 
 Candidate& Selector::usual(const Ranges& ranges, const Call& call, int64_t bytes) const {
   const Range& range = range_of(ranges, bytes);
   // Only very large counts, in all blocks together, make a communicator refuse a call whose types it supports.
-  if (bytes <= most_bytes_ || range.forced) return *range.candidate;
+  if (bytes <= most_bytes_ || range.ruled()) return *range.candidate;
   const auto decision = Decision::of(*range.candidate->communicator, call);
   if (decision.native() || decision.native_on_copies()) return *range.candidate;
   for (auto* const candidate : eligible_) {
@@ -125,12 +125,12 @@ const Selector::Choice& Selector::decide(const Call& made) {
   choice.pairs = pairs_of(compared);
   if (compared.known()) {
     for (const auto& range : cheapest(compared.curves)) {
-      sized.push_back({range.from, compared.candidates[range.curve], false});
+      sized.push_back({range.from, compared.candidates[range.curve]});
     }
-    unsized = {0, compared.candidates[cheapest_overall(compared.curves)], false};
+    unsized = {0, compared.candidates[cheapest_overall(compared.curves)]};
   } else {
     auto* const first = compared.candidates.empty() ? stand_in(call) : compared.candidates.front();
-    unsized = {0, first == nullptr ? eligible_.front() : first, false};
+    unsized = {0, first == nullptr ? eligible_.front() : first};
     sized = {unsized};
   }
   if (trials_ != nullptr) {
@@ -149,14 +149,15 @@ const Selector::Choice& Selector::decide(const Call& made) {
 void Selector::overlay(Choice& choice, const Tuning::Rule& rule, Candidate& candidate) const {
   if (!choice.unruled) choice.unruled = choice.ranges;
   auto& [sized, unsized] = choice.ranges;
-  if (rule.from == 0 && rule.to == Tuning::Rule::kNoEnd) unsized = {0, &candidate, true};
+  const auto index = static_cast<int32_t>(&rule - tuning_.rules.data());
+  if (rule.from == 0 && rule.to == Tuning::Rule::kNoEnd) unsized = {0, &candidate, index};
   std::vector<Range> changed;
   Range resumed = range_of(choice.ranges, rule.to);
   resumed.from = rule.to;
   for (const auto& range : sized) {
     if (range.from < rule.from) changed.push_back(range);
   }
-  changed.push_back({rule.from, &candidate, true});
+  changed.push_back({rule.from, &candidate, index});
   if (rule.to != Tuning::Rule::kNoEnd) changed.push_back(resumed);
   for (const auto& range : sized) {
     if (range.from > rule.to) changed.push_back(range);
@@ -239,7 +240,7 @@ Candidate* Selector::choose(const Call& call, int64_t bytes, Timing& timing) {
   Candidate& candidate = usual(choice.ranges, call, bytes);
   if (bytes < choice.trials_from && refinement_ == nullptr) [[likely]]
     return &candidate;
-  if (range_of(choice.ranges, bytes).forced) return &candidate;  // the user's rule
+  if (range_of(choice.ranges, bytes).ruled()) return &candidate;  // the user's rule
   const bool tried = timing.direct && refinement_ == nullptr && choice.decided != nullptr;
   if (tried && bytes <= INT_MAX) {
     if (auto* const decided = (*choice.decided)[Trials::octave(bytes)].load(std::memory_order_relaxed)) return decided;

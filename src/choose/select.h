@@ -141,7 +141,7 @@ class Selector {
 
   struct Explanation {
     const Candidate* chosen;
-    bool forced;   // by a rule
+    int32_t rule;  // the index in Tuning::rules of the one that decided; -1: none did
     bool guessed;  // from the curves of another class of types, of the form with equal counts, or of blocking calls
     bool tried;    // by results of trials
     bool trying;   // further calls may use other candidates, until the trials have decided
@@ -165,7 +165,8 @@ class Selector {
   struct Range {
     int64_t from;
     Candidate* candidate;
-    bool forced;
+    int32_t rule = -1;  // as in Explanation
+    bool ruled() const { return rule >= 0; }
   };
   // The cost curves of a striped candidate's parts.
   struct Pair {

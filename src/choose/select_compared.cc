@@ -102,7 +102,7 @@ Selector::Explanation Selector::explain(const Call& call, bool direct) {
   const auto bytes = message_bytes(call, ranks_);
   const Range& range = range_of(remembered(call).ranges, bytes);
   result.chosen = &choose(call);
-  result.forced = range.forced;
+  result.rule = range.rule;
   const Field compared = field(call);
   result.guessed = compared.guessed();
   for (std::size_t i = 0; i < compared.candidates.size(); ++i) {
@@ -116,7 +116,7 @@ Selector::Explanation Selector::explain(const Call& call, bool direct) {
     if (std::ranges::find(compared.candidates, candidate) == compared.candidates.end())
       result.excluded.push_back(candidate);
   }
-  if (direct && !result.forced && bytes >= 0) explain_trials(call, bytes, result);
+  if (direct && !range.ruled() && bytes >= 0) explain_trials(call, bytes, result);
   return result;
 }
 

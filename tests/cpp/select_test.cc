@@ -135,7 +135,7 @@ TEST(the_cheapest_by_size_among_those_that_have_it) {
   CHECK(chooser.choose(call(Op::all_reduce, 1 << 18, DType::Int)) == "one:other");
   auto asked = call(Op::all_reduce, 1, DType::Int);
   const auto explained = chooser.group().selector().explain(asked);
-  CHECK(explained.guessed && !explained.forced && explained.candidates.size() == 2);
+  CHECK(explained.guessed && explained.rule < 0 && explained.candidates.size() == 2);
 }
 
 TEST(asynchronous_calls_have_their_own_curves) {
@@ -234,11 +234,16 @@ TEST(rules_overrule_and_the_last_one_counts) {
   CHECK(at(2048) == "one" && at(1 << 24) == "one");
   const auto ruled = [&](int64_t bytes) { return chooser.group().selector().ruled(call(Op::all_reduce, bytes / 4)); };
   CHECK(ruled(0)->name == "two" && ruled(512)->name == "one:other" && ruled(2048) == nullptr);
+  const auto rule = [&](int64_t bytes) {
+    return chooser.group().selector().explain(call(Op::all_reduce, bytes / 4)).rule;
+  };
+  CHECK(rule(0) == 0 && rule(512) == 1 && rule(2048) == -1);
   const auto unruled = [&](const Call& call) { return chooser.group().choose_unruled(call).name; };
   CHECK(unruled(call(Op::all_reduce, 0)) == "one" && unruled(call(Op::all_reduce, 512)) == "one");
   auto vectored = call(Op::all_to_all, 8);
   vectored.vectored = true;
   CHECK(chooser.choose(vectored) == "two" && unruled(vectored) == "one");
+  CHECK(chooser.group().selector().explain(vectored).rule == 2);
   // As if the call named it: it need not have it.
   tuning.rules = {{Op::all_reduce, false, 0, Tuning::Rule::kNoEnd, "two"}};
   Chooser forced(tuning);

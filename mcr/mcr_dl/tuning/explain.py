@@ -73,19 +73,6 @@ def _times(found: dict[str, Any]) -> dict[str, float | None]:
     return {name: None if cost is None else microseconds_of(cost) for name, cost in costs.items()}
 
 
-def _rule(operation: str, nbytes: int | None, candidates: list[str]) -> rules.Rule:
-    """The last rule for the call whose candidate the group has."""
-    fitting = [
-        rule
-        for rule in state.current().knowledge.rules
-        if rule.operation == operation
-        and rule.candidate in candidates
-        and (nbytes is None or (rule.start <= nbytes and (rule.end == rules.NO_END or nbytes < rule.end)))
-        and (nbytes is not None or (rule.start == 0 and rule.end == rules.NO_END))
-    ]
-    return fitting[-1]
-
-
 def _reason(nbytes: int | None, found: dict[str, Any], times: dict[str, float | None]) -> str:
     chosen = found["chosen"]
     if len(times) < 2:
@@ -228,9 +215,10 @@ def explain(
     times = _times(found)
     codec, codec_us = _codec(name, nbytes, element, where, found["chosen"], device)
     reason = _reason(nbytes, found, times)
-    if found["forced"]:
-        reason = f"by the rule {_rule(name, nbytes, where.candidates).text!r} of {rules.VARIABLE}"
-    used = found["measured"] and not found["forced"]
+    ruled = found["rule"] >= 0
+    if ruled:
+        reason = f"by the rule {state.current().knowledge.rules[found['rule']].text!r} of {rules.VARIABLE}"
+    used = found["measured"] and not ruled
     return Explanation(
         operation=name,
         nbytes=nbytes,

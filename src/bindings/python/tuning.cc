@@ -109,7 +109,7 @@ py::dict explain(Group& group, const std::string& operation, int64_t nbytes, con
   }
   py::dict result;
   result["chosen"] = explanation.chosen->name;
-  result["forced"] = explanation.forced;
+  result["rule"] = explanation.rule;
   result["measured"] = measured;
   result["guessed"] = explanation.guessed;
   result["refined"] = refined;
