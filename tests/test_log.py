@@ -64,6 +64,17 @@ def test_verbose(pools: Pools) -> None:
     assert second == ""
 
 
+def test_verbose_in_several_looks(pools: Pools) -> None:
+    """Each look reads new records, those that were being written, and those of pending calls; rank 1 reads none."""
+    first, second = pools.get("processes", 2).run(log.verbose_in_several_looks)
+    assert first == [
+        ([], [(0, 2)]),
+        (["all_reduce", "all_reduce"], [(0, 1), (1, 2), (2, 3)]),
+        (["recv", "barrier"], [(0, 1), (3, 4)]),
+    ]
+    assert second == [([], [])] * 3
+
+
 def test_verbose_beyond_the_ring(pools: Pools) -> None:
     """Rank 0 says how many lines it could not print."""
     first, second = pools.get("processes", 2).run(log.verbose_beyond_the_ring)

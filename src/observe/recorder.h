@@ -2,11 +2,13 @@
 // This process's log: a bounded ring of records, which calls write and views read.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -161,10 +163,10 @@ class Recorder {
   /// Reads all times that are available.
   void collect();
 
-  /// The records from `number` on, oldest first.
-  std::vector<Reading> read(int64_t number) {
+  /// The records in [from, to), oldest first.
+  std::vector<Reading> read(int64_t from, int64_t to = std::numeric_limits<int64_t>::max()) {
     collect();
-    return ring().read(number, next_.load(std::memory_order_relaxed));
+    return ring().read(from, std::min(to, next_.load(std::memory_order_relaxed)));
   }
   /// The number of records made, and how many of them were overwritten.
   int64_t made() const { return next_.load(std::memory_order_relaxed) - 1; }

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import time
 import warnings
@@ -18,7 +19,7 @@ from unittest.mock import patch
 import torch
 
 import mcr_dl
-from mcr_dl import InvalidArgumentError, InvalidTypeError, UnsupportedError, passes
+from mcr_dl import _C, InvalidArgumentError, InvalidTypeError, UnsupportedError, passes
 from mcr_dl.passes.log import Log
 from mcr_dl.records import log, printer
 from mcr_dl.records.log import Record
@@ -224,6 +225,44 @@ def verbose_beyond_the_ring() -> str:
     mcr_dl.set_passes([Log(capacity=65536)])
     _off()
     return written.getvalue()
+
+
+def verbose_in_several_looks() -> list[tuple[list[str], list[log.Span]]]:
+    """The operations that each of three looks at the log prints on this rank, and the records that it reads.
+
+    The first look misses the second call, as if its record was being written; the first call ends after two looks.
+    """
+    session.start()
+    looks: list[tuple[list[str], list[log.Span]]] = []
+    first = _C.log_made() + 1
+
+    def look(missing: int | None = None) -> None:
+        spans: list[log.Span] = []
+
+        def read(given: list[log.Span]) -> list[Record]:
+            spans.extend((begin - first, end - first) for begin, end in given)
+            return [record for record in original(given) if record.number != missing]
+
+        original, written = log.every_record, StringIO()
+        with patch.object(log, "every_record", read), redirect_stderr(written):
+            printer.flush()
+        looks.append((re.findall(r"comm op: (\w+)", written.getvalue()), spans))
+
+    with patch.object(printer, "_PERIOD", 60.0):
+        mcr_dl.set_passes([Log(verbose=True)])
+        pending = mcr_dl.irecv(torch.empty(4), src=1, backend="gloo") if mcr_dl.get_rank() == 0 else None
+        mcr_dl.all_reduce(torch.ones(4), backend="gloo")
+        look(missing=first + 1)
+        mcr_dl.all_reduce(torch.ones(4), backend="gloo")
+        look()
+        mcr_dl.barrier(backend="gloo")  # the message comes after the second look
+        if pending is None:
+            mcr_dl.send(torch.ones(4), dst=0, backend="gloo")
+        else:
+            pending.wait()
+        look()
+        _off()
+    return looks
 
 
 def summary() -> tuple[dict[str, Any], str]:

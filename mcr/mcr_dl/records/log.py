@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from mcr_dl import _C
 from mcr_dl.codecs.codecs import error_bound
@@ -92,6 +92,8 @@ class Record(NamedTuple):
         return None if self.end is None else self.end - self.issue
 
 
+Span: TypeAlias = tuple[int, int]  # numbers of records: [first, behind the last)
+
 PASS = "log"  # the name of the pass that makes the records
 _since = 0  # number of the first record that reset() has kept
 
@@ -103,21 +105,21 @@ def records(group: handles.Group = None, *, since: int = 0) -> list[Record]:
     InvalidTypeError or NotInitializedError if ``group`` is not a group or has ended.
     """
     wanted = None if group is None else _C.log_group_index(handles.core_group(group))
-    found, groups = _read(max(since, _since))
+    found, groups = _read([(max(since, _since), _C.log_made() + 1)])
     if group is None:
         return found
     return [] if wanted is None else [record for record in found if record.group is groups[wanted]]
 
 
-def _read(since: int) -> tuple[list[Record], list[RecordedGroup]]:
-    rows = _C.log_records(since)
+def _read(spans: list[Span]) -> tuple[list[Record], list[RecordedGroup]]:
+    rows = _C.log_records(spans)
     groups = [RecordedGroup(name, instance, rank, tuple(ranks)) for name, instance, rank, ranks in _C.log_groups()]
     return [Record(row[0], row[1], groups[row[2]], *row[3:]) for row in rows], groups
 
 
-def every_record(since: int) -> list[Record]:
-    """As ``records`` of all groups, with those before ``reset``."""
-    return _read(since)[0]
+def every_record(spans: list[Span]) -> list[Record]:
+    """The records with these numbers that are still in the ring, of all groups, with those before ``reset``."""
+    return _read(spans)[0]
 
 
 def lost() -> int:

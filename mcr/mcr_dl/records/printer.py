@@ -15,8 +15,8 @@ from mcr_dl.runtime import state
 _PERIOD = 0.5  # seconds
 _lock = threading.Lock()
 _stop: threading.Event | None = None
-_next = 0  # the first record that is not printed yet
-_open: set[int] = set()  # numbers of earlier records that were still running
+_next = 0  # the first record that was not looked at yet
+_open: set[int] = set()  # numbers of earlier records whose calls were still running, or that were still being written
 _groups: set[str] = set()  # names of groups whose calls are printed
 
 
@@ -41,19 +41,20 @@ def flush() -> None:
     with _lock:
         if _stop is None or _rank() > 0:
             return
-        capacity = _C.log_capacity()
-        overwritten = _C.log_made() - capacity + 1 - _next
-        if overwritten > 0:
-            say(f"mcr_dl: verbose: up to {overwritten} lines left out, as the log keeps {capacity} records")
-        records = log.every_record(min(_open, default=_next))  # reset() must not hide lines that are still to come
-        fresh = [record for record in records if record.number >= _next or record.number in _open]
-        running = {record.number for record in fresh if record.end is None}
-        for record in fresh:
-            if record.end is not None and record.group.name in _groups:
+        capacity, end = _C.log_capacity(), _C.log_made() + 1
+        oldest = end - capacity
+        if oldest > _next:
+            say(f"mcr_dl: verbose: up to {oldest - _next} lines left out, as the log keeps {capacity} records")
+        spans = [*((number, number + 1) for number in sorted(_open)), (_next, end)]
+        _open.update(range(max(_next, oldest), end))
+        for record in log.every_record(spans):  # reset() must not hide lines that are still to come
+            if record.group.name not in _groups:
+                _open.discard(record.number)
+            elif record.end is not None:
                 say(line_of(record))
-        _next = max([_next, *(record.number + 1 for record in fresh)])
-        _open.clear()
-        _open.update(running)
+                _open.discard(record.number)
+        _open.difference_update([number for number in _open if number < oldest])
+        _next = end
 
 
 def _run(over: threading.Event) -> None:
@@ -91,6 +92,7 @@ def stop() -> None:
     flush()
     with _lock:
         _groups.clear()
+        _open.clear()
         if _stop is not None:
             _stop.set()
         _stop = None

@@ -5,10 +5,13 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bindings/python/gil.h"
@@ -43,12 +46,14 @@ py::tuple tuple_of(const Reading& reading, const std::map<const RecordedGroup*, 
                         text_or_none(record.caller), record.priority, text_or_none(record.key));
 }
 
-py::list records(int64_t number) {
+// The records whose numbers are in [first, end) of one of the spans.
+py::list records(const std::vector<std::pair<int64_t, int64_t>>& spans) {
   auto& recorder = Recorder::instance();
-  const auto readings = [&] {
+  std::vector<Reading> readings;
+  {
     const Unlocked guard;
-    return recorder.read(number);
-  }();
+    for (const auto& [first, end] : spans) std::ranges::move(recorder.read(first, end), std::back_inserter(readings));
+  }
   std::map<const RecordedGroup*, int> places;  // read after the records, so that it has all of their groups
   for (const auto* group : recorder.groups()) places.emplace(group, static_cast<int>(places.size()));
   py::list result;
@@ -128,7 +133,7 @@ void find_caller() {
 void add_log(py::module_& module) {
   py::class_<Log, Pass, std::shared_ptr<Log>>(module, "LogPass")
       .def(py::init(&make_log), py::arg("group"), py::arg("ops").none(true));
-  module.def("log_records", records, py::arg("number"));
+  module.def("log_records", records, py::arg("spans"));
   module.def("log_groups", groups);
   module.def("log_group_index", group_index, py::arg("group"));
   module.def("log_resize", [](std::size_t capacity) { Recorder::instance().resize(capacity); });
