@@ -212,7 +212,10 @@ def steps_are_traced(folder: str) -> None:
             pass
         assert (found.exposed_ms, found.median_ms) == ([], 0)
         with scheduler.traced(path) as found:
-            train(4)
+            train(1)
+            with pytest.raises(McrError, match="expected no other block"), scheduler.traced(path):
+                pytest.fail("the inner block has run")
+            train(3)
         assert len(found.exposed_ms) == 4
         assert min(found.exposed_ms) >= 0
         assert found.median_ms == statistics.median(found.exposed_ms)

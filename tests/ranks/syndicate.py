@@ -186,6 +186,8 @@ def traced(folder: str) -> list[dict[str, Any]]:
             pytest.fail("the block has run")
         before = _C.log_made()
         with planned.traced(path) as found:
+            with pytest.raises(mcr_dl.McrError, match="expected no other block"), planned.traced(path):
+                pytest.fail("the inner block has run")
             for _ in range(5):
                 program.iterate()
         made = _C.log_made() - before

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mcr_dl.base.documents import write_rows
+from mcr_dl.base.documents import require_writable, write_rows
+from mcr_dl.base.errors import McrError
 
 PLAN, RANK = 0, 1  # processes in the trace
 ITERATIONS, COMPUTATION, WAITING = 1, 2, 3  # threads
@@ -33,6 +34,13 @@ class Traced:
     def median_ms(self) -> float:
         """The median of ``exposed_ms``; 0 without steps."""
         return statistics.median(self.exposed_ms or [0.0])
+
+
+def require_possible(what: str, path: str | os.PathLike[str], *, running: bool) -> None:
+    """Raise McrError if a block is recorded already, and InvalidArgumentError for a file that cannot be written."""
+    if running:
+        raise McrError(f"{what}: expected no other block, got one inside another")
+    require_writable(path, what)
 
 
 def named(process: int, name: str, threads: Mapping[int, str]) -> list[Row]:

@@ -154,6 +154,11 @@ class Issuer:
         self._recorder, self._pass = recorder, ()
         return waits
 
+    @property
+    def recording(self) -> bool:
+        """Whether there is a recorder."""
+        return self._recorder is not None
+
     def begin(self, order: Sequence[Partition], credit: int | None) -> None:
         """Take the partitions of the next backward pass; all earlier ones must be complete."""
         self.check()

@@ -166,8 +166,8 @@ class ByteScheduler(nn.Module):
     def traced(self, path: str | os.PathLike[str]) -> Iterator[Traced]:
         """Write the plan and the steps in the block to a Chrome trace, for Perfetto; each rank names its own file.
 
-        Gives how much communication was exposed, in milliseconds per step. Raises, before the block, McrError if there
-        is no plan yet, and InvalidArgumentError for a file that cannot be written.
+        Gives how much communication was exposed, in milliseconds per step. Raises, before the block, McrError inside
+        another one and if there is no plan yet, and InvalidArgumentError for a file that cannot be written.
         """
         self.synchronize()
         given = self.module, self._issuer, self._choice.known, self.plan, self._core.rank()

@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import nn
 
-from mcr_dl.base.documents import require_writable
 from mcr_dl.base.errors import McrError
 from mcr_dl.schedule import timelines
 from mcr_dl.schedule.bytescheduler import credit, planning
@@ -43,7 +42,7 @@ def traced(
     """Record the steps in the block; the caller synchronizes before it and at its end."""
     if known is None:
         raise McrError("ByteScheduler: traced(): expected a plan, which the fourth step makes, got none yet")
-    require_writable(path, "ByteScheduler: traced()")
+    timelines.require_possible("ByteScheduler: traced()", path, running=issuer.recording)
     record, result, begin = _Record(), Traced(), [0]
     hooks = [
         module.register_forward_pre_hook(lambda *_: begin.__setitem__(0, time.perf_counter_ns())),

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from mcr_dl import _C
-from mcr_dl.base.documents import require_writable
 from mcr_dl.base.errors import McrError
 from mcr_dl.commands.sizes import short_size_text
 from mcr_dl.groups import default_group
@@ -50,15 +49,16 @@ def traced(replanner: Replanner, rank: int, path: str | os.PathLike[str]) -> Ite
     if replanner.phase is not Phase.STEADY:
         message = "Syndicate: traced(): expected a plan that stays, or that none is better"
         raise McrError(f"{message}, got {replanner.phase.value!r}")
-    require_writable(path, "Syndicate: traced()")
+    timelines.require_possible("Syndicate: traced()", path, running=replanner.begins is not None)
     result, first = Traced(), _C.log_made() + 1  # records have numbers from 1
+    begins: list[int] = []
     replanner.control.trace()
-    replanner.begins = []
+    replanner.begins = begins
     try:
         yield result
         default_group.synchronize()
     finally:
-        rows, begins = replanner.control.traced(), replanner.begins or []
+        rows = replanner.control.traced()
         replanner.begins = None
     motifs = _motifs(rows)
     made = records.records(since=first)

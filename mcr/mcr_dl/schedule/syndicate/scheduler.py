@@ -253,8 +253,8 @@ class Syndicate:
         program waited for calls. At the end of the block, which waits for all calls, ``found`` has the exposed
         communication. Each rank that wants it makes the block; other ranks need not.
 
-        Raises, before the block, McrError while plans are still made or tried, or after they have ended, and
-        InvalidArgumentError for a file that cannot be written.
+        Raises, before the block, McrError inside another one, while plans are still made or tried, or after they have
+        ended, and InvalidArgumentError for a file that cannot be written.
         """
         with plan_trace.traced(self._replanner, state.current().launch.rank, path) as found:
             yield found
