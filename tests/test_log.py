@@ -198,6 +198,6 @@ def test_names_of_regions(pools: Pools, tmp_path: Path) -> None:
 
 def test_options_are_checked() -> None:
     assert Log(ops=["all_gather_into_tensor", "bcast", "all_gather"]).ops == ("all_gather", "broadcast")
-    for options in ({"capacity": 0}, {"ops": ["all_reduced"]}, {"ops": "all_reduce"}):
+    for options in ({"capacity": 0}, {"capacity": True}, {"ops": ["all_reduced"]}, {"ops": "all_reduce"}):
         with pytest.raises(InvalidArgumentError, match=r"Log: |ops: "):
             Log(**options)

@@ -122,6 +122,7 @@ def test_all_passes_together(pools: Pools, size: int, backend: str, names: tuple
     [
         ({"buffer_bytes": 0}, "buffer_bytes: expected 1 or more, got 0"),
         ({"hold_microseconds": -1}, "hold_microseconds: expected 0 or more, got -1"),
+        ({"hold_microseconds": True}, "hold_microseconds: expected 0 or more, got True"),
         ({"largest_bytes": 1.5}, "largest_bytes: expected 1 or more, got 1.5"),
         ({"buffer_bytes": 10, "largest_bytes": 11}, "at most buffer_bytes (10), got 11"),
     ],

@@ -50,6 +50,7 @@ def errors() -> None:
         {"codec": "int8:feedback=a"},
         {"codec": "bf16", "ops": ["reduce"]},
         {"smallest": -1},
+        {"smallest": True},
     ):
         expect(invalid, lambda bad=bad: passes.Compress(**bad), "bf61" if bad.get("codec") == "bf61" else "Compress: ")
     mcr_dl.barrier()

@@ -11,6 +11,7 @@ from typing import Any, Literal, NoReturn, get_args
 from mcr_dl import _C
 from mcr_dl.base import documents
 from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.base.whole import is_whole
 
 __all__ = ["Dimension", "Kind", "Network"]
 
@@ -74,7 +75,7 @@ class Dimension:
             self._refuse("kind", f"one of {', '.join(get_args(Kind))}")
         for name, least, most in (("size", 2, _LIMITS["size"]), ("links", 1, _LIMITS["links"])):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            if not is_whole(value, least, most):
                 self._refuse(name, f"a whole number from {least} to {most}")
         for name, least_float, most_float in (("gbps", _LEAST_GBPS, _MOST_GBPS), ("latency_us", 0, _MOST_US)):
             value = getattr(self, name)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from mcr_dl import _C
 from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError
+from mcr_dl.base.whole import is_whole
 from mcr_dl.runtime import handles, state
 from mcr_dl.runtime.stage import make_stage
 from mcr_dl.tables import codecs as tables
@@ -62,7 +63,7 @@ class Compress:
             if op not in OPERATIONS:
                 message = f"Compress: ops: expected some of {', '.join(OPERATIONS)}, got {op!r}"
                 raise InvalidArgumentError(message)
-        if not isinstance(self.smallest, int) or not 0 <= self.smallest < 1 << 62:
+        if not is_whole(self.smallest, 0, (1 << 62) - 1):
             message = f"Compress: smallest: expected 0 or more bytes, got {self.smallest!r}"
             raise InvalidArgumentError(message)
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from mcr_dl import _C
 from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.base.whole import is_whole
 from mcr_dl.libraries import registry
 from mcr_dl.libraries.descriptor import FusionLimits
 
@@ -43,7 +44,7 @@ class Fuse:
     def __post_init__(self) -> None:
         for field, least in (("buffer_bytes", 1), ("hold_microseconds", 0), ("largest_bytes", 1)):
             value = getattr(self, field)
-            if value is not None and (not isinstance(value, int) or not least <= value <= _MOST):
+            if value is not None and not is_whole(value, least, _MOST):
                 wanted = f"at most {_MOST}" if isinstance(value, int) and value > _MOST else f"{least} or more"
                 message = f"Fuse: {field}: expected {wanted}, got {value!r}"
                 raise InvalidArgumentError(message)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from mcr_dl import _C
 from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.base.whole import is_whole
 from mcr_dl.records import log, printer
 
 _MOST = 1 << 26  # largest capacity of a log
@@ -45,7 +46,7 @@ class Log:
     name: ClassVar[str] = log.PASS
 
     def __post_init__(self) -> None:
-        if self.capacity is not None and (not isinstance(self.capacity, int) or not 1 <= self.capacity <= _MOST):
+        if self.capacity is not None and not is_whole(self.capacity, 1, _MOST):
             message = f"Log: capacity: expected 1 to {_MOST}, got {self.capacity!r}"
             raise InvalidArgumentError(message)
         if self.ops is not None:

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from mcr_dl import _C
 from mcr_dl.base import agreement
 from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError, McrError, UnsupportedError
+from mcr_dl.base.whole import is_whole
 from mcr_dl.passes import chain
 from mcr_dl.runtime import changes, state
 from mcr_dl.schedule.bytescheduler import bayesian, hooks, separate
@@ -141,7 +142,7 @@ def limit(name: str, value: Limit, multiple: int = 1) -> Limit:
         return value
     unit = 16 * multiple
     least = max(1024, unit)
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if not is_whole(value, least):
         message = f"ByteScheduler: {name}: expected at least {least} bytes, None or 'auto', got {value!r}"
         raise InvalidArgumentError(message)
     return value // unit * unit
