@@ -55,6 +55,11 @@ def test_group_in_another_order(pools: Pools) -> None:
     pools.get("processes", 2).run(schedule_programs.group_in_another_order, limit=60)
 
 
+def test_beginning_of_another_model(pools: Pools) -> None:
+    """Its broadcasts keep no thread from issuing partitions."""
+    pools.get("processes", 2).run(schedule_programs.beginning_of_another_model, limit=60)
+
+
 @pytest.mark.parametrize("size", [2, 3])
 def test_buffers(pools: Pools, size: int) -> None:
     """Of any type, in one operation for each step."""

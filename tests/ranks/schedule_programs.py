@@ -18,6 +18,7 @@ from torch import nn
 import mcr_dl
 from mcr_dl.base.errors import InvalidArgumentError, UnsupportedError
 from mcr_dl.schedule import ByteScheduler, Syndicate
+from mcr_dl.schedule.bytescheduler import buffers
 from ranks import session
 from ranks.torch_training import life
 
@@ -341,6 +342,24 @@ def group_in_another_order() -> None:
         assert scheduler._core.ranks == scheduler._outer.ranks
         assert torch.equal(model[0].weight, torch.full((2, 2), float(first)))
         assert torch.equal(model[1].running_mean, torch.full((2,), float(first)))
+        scheduler.close()
+
+
+def beginning_of_another_model() -> None:
+    """Broadcasts are asynchronous, as another ByteScheduler may have partitions left; one weight is not contiguous."""
+    with life("mcr"):
+        model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+        model[0].weight = nn.Parameter(torch.empty(2, 3).t())
+        scheduler = ByteScheduler(model, _sgd(model))
+        mcr_dl.set_passes(["log"], scheduler._core)
+        with torch.no_grad():
+            for each in model.parameters():
+                each.fill_(dist.get_rank())
+        buffers.begin(model, scheduler._core, "auto")
+        assert [(each.op, each.asynchronous) for each in mcr_dl.log_records(scheduler._core)] == [
+            ("broadcast", True)
+        ] * 5
+        assert not any(each.any() for each in model.parameters())
         scheduler.close()
 
 

@@ -16,21 +16,17 @@ def begin(module: nn.Module, group: _C.Group, backend: str) -> None:
 
     ``backend``: the candidate, as for ``broadcast``.
     """
-    with torch.no_grad():
-        for each in module.parameters():
-            whole = each.detach().contiguous()
-            _C.broadcast(whole, group.ranks[0], group=group, backend=backend)
-            if not each.is_contiguous():
-                each.copy_(whole)
+    for each in module.parameters():
+        broadcast([each], group, backend)
     broadcast(module.buffers(), group, backend)
 
 
-def broadcast(buffers: Iterable[torch.Tensor], group: _C.Group, backend: str) -> None:
-    """Give all ranks the buffers of the group's first rank, in one operation: collective over the group.
+def broadcast(tensors: Iterable[torch.Tensor], group: _C.Group, backend: str) -> None:
+    """Give all ranks the tensors of the group's first rank, in one operation: collective over the group.
 
     ``backend``: the candidate; "auto" for the group's choice.
     """
-    given = list(buffers)
+    given = list(tensors)
     if not given:
         return
     with torch.no_grad():
@@ -43,5 +39,5 @@ def broadcast(buffers: Iterable[torch.Tensor], group: _C.Group, backend: str) ->
         place = 0
         for each in given:
             begin, place = place, place + each.numel() * each.element_size()
-            # `clone`, because the part's address need not suit the type; `data`, because a graph may keep the buffer.
+            # `clone`, because the part's address need not suit the type; `data`, because a graph may keep the tensor.
             each.data.copy_(flat[begin:place].clone().view(each.dtype).view(each.shape))
