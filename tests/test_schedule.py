@@ -112,19 +112,19 @@ LARGE_LAST = [Layer(30 * MIB, 30 * MIB, MIB), Layer(20 * MIB, 30 * MIB, MIB), La
 def test_joined_gradients() -> None:
     """Runs of the forward pass, filled from the end; large gradients and those of other types are apart."""
     small = [Layer(0, 0, size) for size in (3, 4, 4, 20, 5, 5, 5)]
-    assert _costs(small).joined(10) == [(0,), (1, 2), (3,), (4,), (5, 6)]
-    assert _costs(small).joined(0) == [(index,) for index in range(7)]
-    assert _costs(small, "fffffgf").joined(10) == [(0,), (1, 2), (3,), (4,), (5,), (6,)]
+    assert _costs(small).runs(Settings(10)) == [(0,), (1, 2), (3,), (4,), (5, 6)]
+    assert _costs(small).runs(Settings(0)) == [(index,) for index in range(7)]
+    assert _costs(small, "fffffgf").runs(Settings(10)) == [(0,), (1, 2), (3,), (4,), (5,), (6,)]
 
 
 def test_buckets() -> None:
     """Of program order: full when they hold so many bytes, as DistributedDataParallel's; the first one is small."""
     small = [Layer(0, 0, size) for size in (3, 4, 4, 20, 5, 5, 5)]
-    assert _costs(small).buckets(10) == [(0, 1, 2), (3, 4), (5, 6)]
-    assert _costs(small).buckets(0) == [(index,) for index in range(7)]
-    assert _costs(small, "fffffgf").buckets(10) == [(0, 1, 2), (3, 4), (5,), (6,)]
+    assert _costs(small).runs(Settings(10, priorities=False)) == [(0, 1, 2), (3, 4), (5, 6)]
+    assert _costs(small).runs(Settings(0, priorities=False)) == [(index,) for index in range(7)]
+    assert _costs(small, "fffffgf").runs(Settings(10, priorities=False)) == [(0, 1, 2), (3, 4), (5,), (6,)]
     large = [Layer(0, 0, size << 19) for size in (30, 10, 1, 1)]
-    assert _costs(large).buckets(25 << 20) == [(0, 1), (2, 3)]
+    assert _costs(large).runs(Settings(25 << 20, priorities=False)) == [(0, 1), (2, 3)]
     assert _costs(large).plan(Settings(25 << 20, priorities=False)).members == ((0, 1), (2, 3))
 
 

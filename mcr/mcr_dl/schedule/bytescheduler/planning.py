@@ -212,33 +212,19 @@ class Costs:
     backward: int = 0
 
     def runs(self, settings: Settings) -> list[tuple[int, ...]]:
-        """Positions in ``by_use`` that are one piece, in a plan with these settings."""
-        return self.joined(settings.join) if settings.priorities else self.buckets(settings.join)
+        """Positions in ``by_use`` that are one piece, in a plan with these settings: of one kind, filled from the end.
 
-    def buckets(self, join: int) -> list[tuple[int, ...]]:
-        """As DistributedDataParallel's, from the end: full with ``join`` bytes or more, the first one with 1 MiB."""
+        With priorities: at most ``join`` bytes, so that those at the start, which are needed first and ready last, are
+        short; larger gradients are alone. In program order, as DistributedDataParallel's buckets: full with ``join``
+        bytes or more, the first one with 1 MiB.
+        """
         runs: list[tuple[int, ...]] = []
         total = 0
         for position in reversed(range(len(self.sizes))):
-            full = min(join, _BUCKETS[0]) if len(runs) == 1 else join
-            if runs and total < full and self.kinds[position] == self.kinds[runs[-1][0]]:
-                runs[-1] = (position, *runs[-1])
-                total += self.sizes[position]
-            else:
-                runs.append((position,))
-                total = self.sizes[position]
-        return runs[::-1]
-
-    def joined(self, join: int) -> list[tuple[int, ...]]:
-        """Positions in ``by_use``: runs of one kind of at most ``join`` bytes; larger gradients are alone.
-
-        They are filled from the end, so that those at the start, which are needed first and ready last, are short.
-        """
-        runs: list[tuple[int, ...]] = []
-        total = join + 1
-        for position in reversed(range(len(self.sizes))):
             size = self.sizes[position]
-            if total + size <= join and self.kinds[position] == self.kinds[runs[-1][0]]:
+            full = min(settings.join, _BUCKETS[0]) if not settings.priorities and len(runs) == 1 else settings.join
+            fits = total + size <= full if settings.priorities else total < full
+            if runs and fits and self.kinds[position] == self.kinds[runs[-1][0]]:
                 runs[-1] = (position, *runs[-1])
                 total += size
             else:
