@@ -38,88 +38,56 @@ def _number(name: str, text: str, least: float, most: float) -> float:
     return value
 
 
-class _Zfp:
-    """Shared by both modes: streams without a header, as both sides know the count and the type."""
+class Zfp:
+    """``rate`` bits per value, or at most ``tolerance`` of absolute error per value.
+
+    Streams have no header, as both sides know the count and the type.
+    """
 
     dtypes: tuple[str, ...] = ("float32", "float64")
 
-    def __init__(self) -> None:
+    def __init__(self, *, rate: float | None = None, tolerance: float = 0.0) -> None:
         self._zfpy = _library()
         self._types = {"float32": self._zfpy.type_float, "float64": self._zfpy.type_double}
+        self._rate, self._tolerance = rate, tolerance
+        self.fixed = rate is not None
 
-    def _mode_for(self, dtype: str) -> dict[str, float]:
-        raise NotImplementedError
+    def _mode(self, dtype: str) -> dict[str, float]:
+        if self._rate is None:
+            return {"tolerance": self._tolerance}
+        # With fewer bits than a block's least, zfpy writes past the end of its own memory.
+        return {"rate": max(self._rate, _LEAST_BITS[dtype] / _BLOCK)}
+
+    def capacity(self, count: int, dtype: str) -> int:
+        """The size of every stream with a fixed rate; else zfp's bound."""
+        more = 0  # words
+        if self.fixed:
+            bits = math.floor(_BLOCK * self._mode(dtype)["rate"] + 0.5)
+        else:  # a block grows at most by its exponent and a few bits
+            bits, more = _BLOCK * np.dtype(dtype).itemsize * 8 + _LEAST_BITS[dtype] + 2 * _BLOCK * 8, 1
+        return (math.ceil(math.ceil(count / _BLOCK) * bits / _WORD) + more) * _WORD // 8
 
     def encode(self, values: Values, out: Bytes) -> int:
-        stream = self._zfpy.compress_numpy(values, write_header=False, **self._mode_for(values.dtype.name))
+        stream = self._zfpy.compress_numpy(values, write_header=False, **self._mode(values.dtype.name))
         out[: len(stream)] = np.frombuffer(stream, np.uint8)
         return len(stream)
 
     def decode(self, data: Bytes, out: Values) -> None:
-        self._decode(data.tobytes(), out)
-
-    def _decode(self, stream: bytes, out: Values) -> None:
-        self._zfpy._decompress(
-            stream,
-            self._types[out.dtype.name],
-            (out.size,),
-            out=out.view(out.dtype.newbyteorder("=")),
-            **self._mode_for(out.dtype.name),
-        )
-
-
-class FixedRate(_Zfp):
-    """``rate`` bits per value."""
-
-    fixed: bool = True
-
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        self._rate = rate
-
-    def _rate_for(self, dtype: str) -> float:
-        # With fewer bits than a block's least, zfpy writes past the end of its own memory.
-        return max(self._rate, _LEAST_BITS[dtype] / _BLOCK)
-
-    def _mode_for(self, dtype: str) -> dict[str, float]:
-        return {"rate": self._rate_for(dtype)}
-
-    def capacity(self, count: int, dtype: str) -> int:
-        """The size of every stream."""
-        bits = math.floor(_BLOCK * self._rate_for(dtype) + 0.5)
-        return math.ceil(math.ceil(count / _BLOCK) * bits / _WORD) * _WORD // 8
-
-
-class FixedAccuracy(_Zfp):
-    """At most ``tolerance`` of absolute error per value."""
-
-    fixed: bool = False
-
-    def __init__(self, tolerance: float) -> None:
-        super().__init__()
-        self._tolerance = tolerance
-
-    def _mode_for(self, dtype: str) -> dict[str, float]:
-        del dtype
-        return {"tolerance": self._tolerance}
-
-    def decode(self, data: Bytes, out: Values) -> None:
+        dtype = out.dtype.name
         # zfp reads on until it has all values, whatever it finds: zeros follow data that is cut short.
-        self._decode(data.tobytes().ljust(self.capacity(out.size, out.dtype.name), b"\0"), out)
-        largest = np.finfo(out.dtype).max  # zfp may go beyond it; encoded values are finite
-        np.clip(out, -largest, largest, out=out)
-
-    def capacity(self, count: int, dtype: str) -> int:
-        """zfp's own bound: a block grows at most by its exponent and a few bits."""
-        bits = _BLOCK * np.dtype(dtype).itemsize * 8 + _LEAST_BITS[dtype] + 2 * _BLOCK * 8
-        return math.ceil(math.ceil(count / _BLOCK) * bits / _WORD) * _WORD // 8 + _WORD // 8
+        stream = data.tobytes().ljust(self.capacity(out.size, dtype), b"\0")
+        native = out.view(out.dtype.newbyteorder("="))
+        self._zfpy._decompress(stream, self._types[dtype], (out.size,), out=native, **self._mode(dtype))
+        if not self.fixed:
+            largest = np.finfo(out.dtype).max  # zfp may go beyond it; encoded values are finite
+            np.clip(out, -largest, largest, out=out)
 
 
-def make(rate: str | None = None, tolerance: str | None = None) -> FixedRate | FixedAccuracy:
+def make(rate: str | None = None, tolerance: str | None = None) -> Zfp:
     """The codec of ``zfp:rate=16`` (bits per value) or ``zfp:tolerance=1e-3``."""
     if (rate is None) == (tolerance is None):
         message = "expected rate=<bits per value> or tolerance=<absolute error>, one of the two"
         raise ValueError(message)
     if rate is not None:
-        return FixedRate(_number("rate", rate, 1, 64))
-    return FixedAccuracy(_number("tolerance", str(tolerance), 0, 1e300))
+        return Zfp(rate=_number("rate", rate, 1, 64))
+    return Zfp(tolerance=_number("tolerance", str(tolerance), 0, 1e300))
