@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs motifs of all ranks in one process, in a random order, with starts and ends of motifs in parallel mixed."""
+"""Runs motifs of all ranks in one process, in a random order, with starts and ends of motifs in parallel mixed.
+
+And lists the transfers that a motif consists of.
+"""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import numpy as np
 
-from mcr_dl.planner.motifs import BLOCKS, Expression, Motif, Span, steps
+from mcr_dl.planner.motifs import BLOCKS, Expression, Motif, Span, cut, steps
 
 Memory = np.ndarray  # [rank, element]
 Write = tuple[int, Span, np.ndarray]  # rank, elements, values
@@ -73,6 +77,32 @@ def _perform(motif: Motif, source: Memory) -> list[Write]:
             for owner, span in zip(group, motif.spans, strict=True):
                 writes += [(rank, span, source[owner, slice(*span)].copy()) for rank in members]
     return writes
+
+
+def transfers(motif: Motif) -> Iterator[tuple[int, int, int]]:
+    """(sender, receiver, elements) of a motif, by the patterns of appendix A.1.
+
+    Rings for ``reduce_scatter`` and ``all_gather``, and an ``all_reduce`` counts as both; ``reduce`` converges on the
+    root, ``broadcast`` diverges from it.
+    """
+    for ranks in motif.groups:
+        size = len(ranks)
+        if motif.root is not None:
+            root, count = ranks[motif.root], motif.elements
+            for rank in ranks[: motif.root] + ranks[motif.root + 1 :]:
+                yield (rank, root, count) if motif.op == "reduce" else (root, rank, count)
+        elif motif.shifts is not None:
+            for index in range(size):
+                for shift in range(*motif.shifts):
+                    to = (index + shift) % size
+                    if to != index:
+                        yield ranks[index], ranks[to], motif.spans[to][1] - motif.spans[to][0]
+        else:
+            blocks = cut(motif.spans[0], size) if motif.op == "all_reduce" else motif.spans
+            for index in range(size):
+                for step in range((size - 1) * (2 if motif.op == "all_reduce" else 1)):
+                    begin, end = blocks[(index - step) % size]
+                    yield ranks[index], ranks[(index + 1) % size], end - begin
 
 
 def run(expression: Expression, op: str, memory: Memory, seed: int) -> Memory:

@@ -22,7 +22,7 @@ def _traffic(expression: Expression) -> Counter[tuple[int, int]]:
     """Elements from rank to rank."""
     total: Counter[tuple[int, int]] = Counter()
     for motif, _ in motifs.steps(expression):
-        for sender, receiver, count in motifs.transfers(motif):
+        for sender, receiver, count in interpreter.transfers(motif):
             total[sender, receiver] += count
     return +total
 
@@ -95,14 +95,14 @@ def test_rotation_keeps_the_in_degree(ranks: int, peers: int) -> None:
     whole = motifs.call("all_to_all", 5, ranks)
     for motif, _ in motifs.steps(motifs.rewrite(whole, motifs.spline(peers))):
         assert motifs.in_degree(motif) <= peers
-        sent = Counter(sender for sender, _, _ in motifs.transfers(motif))
-        received = Counter(receiver for _, receiver, _ in motifs.transfers(motif))
+        sent = Counter(sender for sender, _, _ in interpreter.transfers(motif))
+        received = Counter(receiver for _, receiver, _ in interpreter.transfers(motif))
         assert sent == received  # every rank sends to as many as it receives from
 
 
 def _listed_in_degree(motif: motifs.Motif) -> int:
     senders: dict[int, set[int]] = {}
-    for sender, receiver, _ in motifs.transfers(motif):
+    for sender, receiver, _ in interpreter.transfers(motif):
         senders.setdefault(receiver, set()).add(sender)
     return max(map(len, senders.values()), default=0)
 

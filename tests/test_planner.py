@@ -21,6 +21,7 @@ from mcr_dl.planner.graph import Call, Channel, Graph, Node
 from mcr_dl.planner.plans import Plan, Planner
 from mcr_dl.testing import plan_graphs
 from mcr_dl.trace import cli
+from motif_interpreter import transfers
 
 # ---- the paper's example
 
@@ -218,10 +219,8 @@ def test_channels_share_the_bytes_of_a_call(op: str, ranks: int) -> None:
             continue
         moved: dict[str, int] = {}
         for (motif, _), piece in zip(forms[name], way.pieces, strict=True):
-            moved[piece.channel] = moved.get(piece.channel, 0) + sum(count for _, _, count in motifs.transfers(motif))
-        assert sum(moved.values()) == sum(count for _, _, count in motifs.transfers(motifs.call(op, 101, ranks))), (
-            way.name
-        )
+            moved[piece.channel] = moved.get(piece.channel, 0) + sum(count for _, _, count in transfers(motif))
+        assert sum(moved.values()) == sum(count for _, _, count in transfers(motifs.call(op, 101, ranks))), way.name
         assert set(moved) == {channel for channel in ("one", "two") if channel in where}, way.name
 
 

@@ -15,7 +15,7 @@ others have one block for each rank; a rank's own block of an ``all_gather`` is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import TypeAlias
@@ -203,37 +203,8 @@ def steps(expression: Expression) -> list[tuple[Motif, tuple[int, ...]]]:
     return found
 
 
-def transfers(motif: Motif) -> Iterator[tuple[int, int, int]]:
-    """(sender, receiver, elements) of a motif, by the patterns of appendix A.1.
-
-    Rings for ``reduce_scatter`` and ``all_gather``, and an ``all_reduce`` counts as both; ``reduce`` converges on the
-    root, ``broadcast`` diverges from it.
-    """
-    for ranks in motif.groups:
-        size = len(ranks)
-        if motif.root is not None:
-            root, count = ranks[motif.root], motif.elements
-            for rank in ranks[: motif.root] + ranks[motif.root + 1 :]:
-                yield (rank, root, count) if motif.op == "reduce" else (root, rank, count)
-        elif motif.shifts is not None:
-            for index in range(size):
-                for shift in range(*motif.shifts):
-                    to = (index + shift) % size
-                    if to != index:
-                        yield ranks[index], ranks[to], motif.spans[to][1] - motif.spans[to][0]
-        else:
-            blocks = cut(motif.spans[0], size) if motif.op == "all_reduce" else motif.spans
-            for index in range(size):
-                for step in range((size - 1) * (2 if motif.op == "all_reduce" else 1)):
-                    begin, end = blocks[(index - step) % size]
-                    yield ranks[index], ranks[(index + 1) % size], end - begin
-
-
 def in_degree(motif: Motif) -> int:
-    """How many ranks send to one rank within the motif, at most: what makes incast.
-
-    It follows from ``transfers``, which are too many to be listed in a large group.
-    """
+    """How many ranks send to one rank within the motif, at most: what makes incast."""
     size = max(map(len, motif.groups), default=0)
     if size < 2:
         return 0
