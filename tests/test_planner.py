@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from mcr_dl import _C
+from mcr_dl.base import documents
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.planner import document, graph, motifs, options, show
 from mcr_dl.planner.graph import Call, Channel, Graph, Node
@@ -276,7 +277,7 @@ def test_a_graph_without_any_time_is_drawn(nodes: tuple[Node, ...], tmp_path: Pa
 def _changed(planner: Planner, plan: Plan, **changes: Any) -> dict[str, Any]:
     """A plan's document with changes and a fitting hash."""
     value = {**document.document(planner, plan), **changes}
-    return {**value, "hash": graph.hash_of({name: each for name, each in value.items() if name != "hash"})}
+    return {**value, "hash": documents.hash_of({name: each for name, each in value.items() if name != "hash"})}
 
 
 def test_plans_survive_their_documents(tmp_path: Path) -> None:

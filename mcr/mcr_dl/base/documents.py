@@ -7,6 +7,7 @@ Every reader of JSON uses this module (docs/security.md lists them). The readers
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import math
 import os
@@ -96,6 +97,11 @@ def parse(text: str | bytes, what: str, *, limit: int = MIB, again: str = "") ->
 def dumps(value: Any) -> str:
     """Encode a value for ``parse``. Its texts may come from anywhere: bytes that are not UTF-8 become ``?``."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode(errors="replace").decode()
+
+
+def hash_of(value: Any) -> str:
+    """SHA-256 (hex) of a value as ``dumps`` encodes it; equal contents have equal hashes."""
+    return hashlib.sha256(dumps(value).encode()).hexdigest()
 
 
 def rows(value: Any) -> str:

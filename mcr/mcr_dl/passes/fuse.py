@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from mcr_dl import _C
@@ -56,11 +56,7 @@ class Fuse:
 
     def terms(self) -> dict[str, Any]:
         """All options."""
-        return {
-            "buffer_bytes": self.buffer_bytes,
-            "hold_microseconds": self.hold_microseconds,
-            "largest_bytes": self.largest_bytes,
-        }
+        return asdict(self)
 
     def limits(self, backend: str) -> FusionLimits:
         """The limits for one backend: the options, or its defaults where none are given."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from mcr_dl.base import documents
 from mcr_dl.base.errors import InvalidArgumentError
-from mcr_dl.planner.graph import fields_of, hash_of
+from mcr_dl.planner.graph import fields_of
 from mcr_dl.planner.plans import Place, Plan, Planner
 
 FORMAT, VERSION = "mcr-dl plan", 1
@@ -42,7 +42,7 @@ def document(planner: Planner, plan: Plan) -> dict[str, Any]:
         "calls": calls,
         "order": rows,
     }
-    return {**content, "hash": hash_of(content)}
+    return {**content, "hash": documents.hash_of(content)}
 
 
 def write(path: str | os.PathLike[str], planner: Planner, plan: Plan) -> None:
@@ -95,7 +95,7 @@ def of_document(value: Any, planner: Planner) -> Plan:
         if not isinstance(value, dict) or (value.get("format"), value.get("version")) != (FORMAT, VERSION):
             raise ValueError(f"expected {FORMAT!r} of version {VERSION}")
         content = {name: each for name, each in value.items() if name != "hash"}
-        if value.get("hash") != hash_of(content):
+        if value.get("hash") != documents.hash_of(content):
             raise ValueError("hash: expected that of the content, got another: the document was changed or cut")
         if value.get("graph") != planner.graph.hash():
             raise ValueError("graph: expected the hash of this graph, got another: plan it again")

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -118,12 +117,7 @@ class Graph:
 
     def hash(self) -> str:
         """SHA-256 of the document, by which a plan names its graph."""
-        return hash_of(self.document())
-
-
-def hash_of(document: Mapping[str, Any]) -> str:
-    """SHA-256 of a document; equal contents have equal hashes."""
-    return hashlib.sha256(documents.dumps(document).encode()).hexdigest()
+        return documents.hash_of(self.document())
 
 
 def _node_document(node: Node) -> dict[str, Any]:

@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 
@@ -46,7 +45,10 @@ def rates(record: Record) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Line:
-    """A set of calls. Latencies are in ms from the call to its end, bandwidths in Gbps; means leave outliers out."""
+    """A set of calls, under DeepSpeed's names.
+
+    Latencies are in ms from the call to its end, bandwidths in Gbps; means leave outliers out.
+    """
 
     count: int
     total_latency_ms: float
@@ -70,10 +72,6 @@ class Line:
             tput_avg_gbps=trimmed_mean([algbw for algbw, _ in bandwidth]),
             busbw_avg_gbps=trimmed_mean([busbw for _, busbw in bandwidth]),
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """The statistics under DeepSpeed's names."""
-        return asdict(self)
 
 
 def label(record: Record) -> str:

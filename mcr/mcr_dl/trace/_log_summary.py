@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +31,11 @@ def _sized(records: list[Record]) -> dict[str, dict[int, dict[str, Any]]]:
     result: dict[str, dict[int, dict[str, Any]]] = {}
     for (name, nbytes), part in statistics.by_size(records).items():
         result.setdefault(name, {})[nbytes] = {
-            **statistics.Line.of(part).as_dict(),
+            **asdict(statistics.Line.of(part)),
             "msg_size_bytes": nbytes,
             "msg_size_str": statistics.size_text(nbytes),
             "backends": {
-                backend: statistics.Line.of(each).as_dict() for backend, each in statistics.by_backend(part).items()
+                backend: asdict(statistics.Line.of(each)) for backend, each in statistics.by_backend(part).items()
             },
         }
     return result

@@ -7,7 +7,6 @@ tuning table (``MCR_DL_TUNING_TABLE=none``) neither read nor write it.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 from collections.abc import Sequence
@@ -68,7 +67,7 @@ def key(group: _C.Group, sizes: Sequence[int], kinds: Sequence[str], candidate: 
     shape = knowledge.shape(list(group.ranks))
     versions = [_C.__version__, str(torch.__version__)]
     facts = [list(sizes), list(kinds), str(shape), candidate, list(group.backends), versions]
-    return hashlib.sha256(documents.dumps(facts).encode()).hexdigest()[:32]
+    return documents.hash_of(facts)[:32]
 
 
 def load(name: str, tuning: str) -> Settings | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from mcr_dl.planner.graph import hash_of
+from mcr_dl.base import documents
 from mcr_dl.schedule.syndicate import execution
 
 KEPT = 6  # iterations that are looked at, and repetitions from which they are found
@@ -72,7 +72,7 @@ class Known:
 
     def digest(self) -> str:
         """A digest of all that must be equal on all ranks."""
-        return hash_of({"plans": self.plans, "state": [self.time, self.chosen, self.turns]})
+        return documents.hash_of({"plans": self.plans, "state": [self.time, self.chosen, self.turns]})
 
     @property
     def tried(self) -> list[execution.Document | None]:

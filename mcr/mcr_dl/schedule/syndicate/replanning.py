@@ -19,9 +19,10 @@ from typing import Any
 import torch.distributed as torch_dist
 
 from mcr_dl import _C, watch
+from mcr_dl.base import documents
 from mcr_dl.base.errors import InvalidArgumentError, McrError, PeerLostError, text_of
 from mcr_dl.base.weak import weakly
-from mcr_dl.planner.graph import Graph, hash_of
+from mcr_dl.planner.graph import Graph
 from mcr_dl.planner.plans import Plan, Planner
 from mcr_dl.runtime import state
 from mcr_dl.runtime.meetings import Meetings, value_of_rank_0, value_or_problem
@@ -183,7 +184,7 @@ class Replanner:
         self._phases = agreed["phases"]  # a rank that had left the plan which counts iterations has fewer
         self._agreeing = time.perf_counter_ns() - begin
         self._pace(agreed["left"])
-        key = hash_of({"calls": agreed["calls"]})
+        key = documents.hash_of({"calls": agreed["calls"]})
         if key in agreed["known"] and not again:
             return key, self._known[key]
         if agreed["lacks"]:
