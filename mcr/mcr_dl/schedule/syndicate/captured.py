@@ -92,7 +92,6 @@ def facts(iteration: Iteration, known: Mapping[str, Known]) -> dict[str, Any]:
         "times": capture.times(iteration.found),
         "time": iteration.time,
         "at": iteration.at(),
-        "groups": list(iteration.at()),
         "threads": iteration.threads,
         "known": usable,
         "lacks": measured.lacking(iteration, _ranks_here()),
@@ -121,16 +120,15 @@ def common(values: Sequence[Any]) -> dict[str, Any]:
         # at the same call on all ranks.
         if value["threads"] > 1:
             raise InvalidArgumentError(f"{value['threads']} threads make the calls of an iteration on rank {rank}")
-        for group, number in value["at"].items():
+        for index, (group, number) in enumerate(value["at"].items(), 1):
             if at.setdefault(group, number) != number:
                 raise InvalidArgumentError(f"rank {rank} is at another call of group {group!r} than others")
-        # Groups are measured in this order: with other orders, the ranks of a ring of groups would wait in a circle.
-        for number, group in enumerate(value["groups"], 1):
-            before, other = found_at.setdefault(group, (number, rank))
-            if before != number:
+            # Groups are measured in this order: with other orders, ranks of a ring of groups would wait in a circle.
+            before, other = found_at.setdefault(group, (index, rank))
+            if before != index:
                 raise InvalidArgumentError(
                     f"expected one order of an iteration's groups, got group {group!r} as number {before} on rank "
-                    f"{other} and as number {number} on rank {rank}"
+                    f"{other} and as number {index} on rank {rank}"
                 )
     agreement.require_equal("calls of an iteration", [value["calls"] for value in values])
     agreement.require_equal("candidates of an iteration's calls", [value["used"] for value in values])
