@@ -272,7 +272,14 @@ def test_promise(pools: Pools) -> None:
 )
 def test_the_plan_that_stays(turns: tuple[int, ...], kept: int | None) -> None:
     """The fastest, if it gains 1 %."""
-    assert known.chosen(turns, 3, 0.01)[0] == kept
+    plans = [{"name": "first"}, {"name": "second"}]
+    found = known.Known(plans, 0, turns=list(turns))
+    assert found.choose(3, 0.01) is None  # a third round is to come
+    chosen = found.choose(2, 0.01)
+    assert chosen is not None
+    assert chosen[0] == (kept is not None)
+    assert found.plans == ([] if kept is None else [plans[kept]])
+    assert found.time == (chosen[1] if kept is None else chosen[2])
 
 
 @worlds

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -80,28 +79,22 @@ class Known:
         return [*self.plans, None]
 
     def choose(self, rounds: int, gain: float) -> tuple[bool, int, int] | None:
-        """After the last turn: whether a plan stays, and the times of program order and of the fastest plan."""
+        """After the last turn: whether a plan stays, and the times of program order and of the fastest plan.
+
+        The fastest one stays if it saves the share ``gain`` of the time of program order.
+        """
         tried = len(self.tried)
         if len(self.turns) < rounds * tried:
             return None
-        index, plain, fastest = chosen(self.turns, tried, gain)
-        self.plans = [] if index is None else [self.plans[index]]
-        self.time = plain if index is None else fastest
+        *planned, plain = [statistics.median_low(self.turns[index::tried]) for index in range(tried)]
+        fastest = min(planned)
+        stays = fastest <= plain * (1 - gain)
+        self.plans = [self.plans[planned.index(fastest)]] if stays else []
+        self.time = fastest if stays else plain
         self.chosen, self.turns = True, []
-        return index is not None, plain, fastest
+        return stays, plain, fastest
 
     @property
     def check(self) -> int:
         """Iterations between two decisions of rank 0."""
         return min(max(CHECK, -(-_CHECK_TIME // max(1, self.time))), _MOST_CHECK)
-
-
-def chosen(turns: Sequence[int], tried: int, gain: float) -> tuple[int | None, int, int]:
-    """The index of the plan that stays, and the times of program order and of the fastest plan.
-
-    ``turns``: times of the plans and then of program order, ``tried`` in all, repeatedly. None stays if the fastest one
-    does not gain so much.
-    """
-    *planned, plain = [statistics.median_low(turns[place::tried]) for place in range(tried)]
-    fastest = min(planned)
-    return (planned.index(fastest) if fastest <= plain * (1 - gain) else None), plain, fastest
