@@ -182,24 +182,19 @@ class Issue {
     // Point-to-point calls, schedules, calls of any form and those of a pass behind `fuse` or of a pass's steps are
     // started and polled, so that other threads may use the library meanwhile.
     Lane lane(true);
+    std::shared_ptr<Work> staged;
     try {
       prepare();
       if (decision_.form == Form::Stream) return run_on_stream(passage_), -1;
-      if (decision_.form == Form::Staged) return wait_for(passage_, *stage());
-      if (polled()) lane = Lane(false);
-      if (lane.blocking() && Executor::any() && passage_.candidate->communicator->excludes_threads()) [[unlikely]] {
-        const Activity::Polling polling;
-        Executor::finish(passage_.group.position(), passage_.call.timeout, passage_.interrupt);
-      }
-      issue(lane);
-      if (lane.blocking() && !lane.pending()) {
-        passage_.extras.conclude();
-        timed();
+      if (decision_.form == Form::Staged) {
+        staged = stage();
+      } else if (issue_blocking(lane)) {
         return lane.source();
       }
     } catch (...) {
       fail(lane);
     }
+    if (staged != nullptr) return wait_for(passage_, *staged);  // the errors of waits name the call
     const auto work = make_work(passage_, lane.take());
     release(lock_);
     try {
@@ -320,6 +315,20 @@ class Issue {
                                               std::string(name(call.device.type)) + ", and no fallback");
     }
     span_ = Profiler::span(call.op, candidate->name);
+  }
+
+  // True: the call is complete.
+  bool issue_blocking(Lane& lane) {
+    if (polled()) lane = Lane(false);
+    if (lane.blocking() && Executor::any() && passage_.candidate->communicator->excludes_threads()) [[unlikely]] {
+      const Activity::Polling polling;
+      Executor::finish(passage_.group.position(), passage_.call.timeout, passage_.interrupt);
+    }
+    issue(lane);
+    if (!lane.blocking() || lane.pending()) return false;
+    passage_.extras.conclude();
+    timed();
+    return true;
   }
 
   bool polled() const {

@@ -305,6 +305,28 @@ TEST(a_failure_is_the_works_and_the_memory_stays) {
   });
 }
 
+TEST(the_error_of_a_blocking_calls_wait_names_it_once) {
+  std::vector<float> sent(8, 1), received(8, 0);
+  std::atomic<bool> late{false};
+  staged(2, [&](Group& group) {
+    const bool sends = group.rank() == 0;
+    Call call = on_device(sends ? Op::send : Op::recv);
+    call.root = 1 - group.rank();
+    call.out = ranks::buffer(sends ? sent : received);
+    if (sends) {
+      while (!late) std::this_thread::sleep_for(1ms);
+      ranks::run(group, call);
+      return;
+    }
+    call.timeout = 20ms;
+    const auto got = ranks::failure([&] { ranks::run(group, call); });
+    CHECK(got.code == ErrorCode::Timeout && check::has(got.text, "memory.recv", "of 20 ms"));
+    CHECK(got.text.find("memory.recv") == got.text.rfind("memory.recv"));
+    late = true;
+  });
+  CHECK(received == sent);  // the operation has gone on
+}
+
 TEST(a_call_whose_last_copy_fails_ends) {
   staged(1, [](Group& group) {
     std::vector<float> values(4, 1);
