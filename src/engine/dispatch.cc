@@ -274,8 +274,7 @@ class Issue {
     const Activity::Polling polling;
     const auto begin = std::chrono::steady_clock::now();
     group.selector().await_trials(passage_.call, [&] {
-      check_wait(group.position().lost(), passage_.interrupt, peer_lost);
-      if (group.closed()) throw destroyed_group();
+      check_wait(group.position(), passage_.interrupt);
       if (std::chrono::steady_clock::now() - begin < limit) return;
       throw Error(ErrorCode::Timeout, "timed out: the ranks have not agreed on a candidate within the timeout of " +
                                           std::to_string(limit.count()) + " ms");

@@ -9,8 +9,6 @@
 
 #include "base/immortal.h"
 #include "engine/wait.h"
-#include "group/group.h"
-#include "observe/position.h"
 #include "runtime/progress.h"
 
 namespace mcr {
@@ -429,8 +427,7 @@ void Executor::finish(const Position& position, std::chrono::milliseconds limit,
       throw Error(ErrorCode::Timeout, "timed out: calls held by a pass are still pending after the timeout of " +
                                           std::to_string(limit.count()) + " ms; another rank has not issued them");
     }
-    check_wait(position.lost(), interrupt, peer_lost);
-    if (position.closed()) throw destroyed_group();
+    check_wait(position, interrupt);
   }
 }
 

@@ -275,7 +275,7 @@ void run_on_stream(Passage& passage) {
     const auto now = Clock::now();
     if (now - begin >= call.timeout) overdue(*passage.candidate->communicator, call.timeout);
     if (now >= look) {
-      check_wait(passage.group.position().lost(), passage.interrupt, peer_lost);
+      check_wait(passage.group.position(), passage.interrupt);
       look = now + kLookInterval;
     }
     std::this_thread::yield();

@@ -9,6 +9,7 @@
 #include "observe/activity.h"
 #include "observe/position.h"
 #include "observe/recorder.h"
+#include "observe/stop.h"
 #include "runtime/progress.h"
 #include "runtime/registry.h"
 
@@ -116,6 +117,13 @@ bool ended_with_group(Work& work) noexcept {
 
 }  // namespace
 
+void check_wait(const Position& position, Interrupt interrupt) {
+  Stop::check();
+  if (const auto* lost = position.lost()) throw Error(ErrorCode::PeerLost, *lost);
+  if (position.closed()) throw destroyed_group();
+  if (interrupt != nullptr) interrupt();
+}
+
 Error late(const Work& work, std::chrono::milliseconds limit) {
   const auto& call = work.context();
   const auto behind = work.behind();
@@ -162,8 +170,9 @@ void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt, Call
       if (work.limit().count() > 0 && limit >= work.limit()) work.abandon();
       throw late(work, limit);
     }
-    check_wait(Position::lost(*call.group), interrupt,
-               [&](const std::string& lost) { return Error(ErrorCode::PeerLost, work.what() + ": " + lost); });
+    Stop::check();
+    if (const auto* lost = Position::lost(*call.group)) throw Error(ErrorCode::PeerLost, work.what() + ": " + *lost);
+    if (interrupt != nullptr) interrupt();
     if (aborted(work)) end(work, ErrorCode::Backend, aborted_text(work));
     if (position != nullptr && position->closed()) end(work, ErrorCode::NotInitialized, destroyed_text(work));
   }

@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "observe/stop.h"
 #include "runtime/work.h"
 
 namespace mcr {
@@ -14,17 +13,10 @@ namespace mcr {
 class Group;
 class Position;
 
-/// Ends a wait for other ranks early if there is a reason. A waiting thread calls this regularly. It throws the error
-/// with which communication has ended in this process, `refuse(*lost)` if the group has lost a rank, and the exceptions
-/// of `interrupt`.
-template <class Refuse>
-void check_wait(const std::string* lost, Interrupt interrupt, Refuse refuse) {
-  Stop::check();
-  if (lost != nullptr) throw refuse(*lost);
-  if (interrupt != nullptr) interrupt();
-}
-
-inline Error peer_lost(const std::string& text) { return {ErrorCode::PeerLost, text}; }
+/// Ends a call's wait for other ranks early if there is a reason. A waiting thread calls this regularly. It throws the
+/// error with which communication has ended in this process, PeerLost if the group has lost a rank, NotInitialized if
+/// the group is closed, and the exceptions of `interrupt`, which may be null.
+void check_wait(const Position& position, Interrupt interrupt);
 
 /// The error of a wait that ends at its limit with the operation still running.
 Error late(const Work& work, std::chrono::milliseconds limit);

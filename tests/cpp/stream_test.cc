@@ -4,125 +4,18 @@
 #include <functional>
 #include <future>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "check.h"
+#include "doubling.h"
 #include "engine/stream_call.h"
 #include "observe/recorder.h"
 #include "passes/log.h"
-#include "ranks.h"
-#include "simulated.h"
 
 namespace {
 
-using namespace mcr;
-using namespace std::chrono_literals;
-
-constexpr auto kSlow = 100ms;  // long enough for whatever does not wait to be seen
-
-// The calls that a test's communicator was given, and how it behaves.
-struct Script {
-  int lanes = 1;
-  bool ordered = true;
-  bool in_place = false;
-  std::atomic<bool> broken{false};
-  bool starts = true;              // what it has collected in a batch
-  std::atomic<bool> stuck{false};  // operations end with abort() alone
-  std::atomic<bool> aborted{false};
-  std::mutex mutex;
-  std::vector<int> indices;
-  std::vector<Stream> streams;
-  std::string order;
-};
-
-// The only rank of its group: an all_reduce doubles the values, on the device, a little later.
-class Doubling : public OpMethods<Doubling> {
- public:
-  explicit Doubling(Script& script) : script_(script) {}
-  bool supports(const Call& call) const override { return has(call.op); }
-  std::optional<DeviceType> streams() const override { return DeviceType::CUDA; }
-  int lanes() const override { return script_.lanes; }
-  bool keeps_launch_order() const override { return script_.ordered; }
-  bool takes_in_place(const Call&) const override { return script_.in_place; }
-  void begin_batch() override { note("("); }
-  void end_batch() override {
-    note(")");
-    if (!script_.starts) throw Error(ErrorCode::Backend, "nothing was started");
-  }
-  void check() override {
-    if (script_.broken) throw Error(ErrorCode::Backend, "the network is gone");
-  }
-  void abort() noexcept override { script_.aborted = true; }
-
-  void all_reduce(const Call& call, Lane& lane) {
-    place(lane);
-    simulated::enqueue(lane.stream(), [this, out = call.out] {
-      std::this_thread::sleep_for(5ms);
-      while (script_.stuck && !script_.aborted) std::this_thread::sleep_for(1ms);
-      auto* values = static_cast<float*>(out.data);
-      for (int64_t i = 0; i < out.count; ++i) values[i] *= 2;
-    });
-  }
-  void all_gather(const Call& call, Lane& lane) {
-    place(lane);
-    simulated::enqueue(lane.stream(), [in = call.in, out = call.out, place = call.vectored ? call.out_displs[0] : 0] {
-      std::copy_n(static_cast<const float*>(in.data), in.count, static_cast<float*>(out.data) + place);
-    });
-  }
-  void send(const Call&, Lane& lane) {
-    place(lane);
-    note("s");
-  }
-  void barrier(const Call& call, Lane& lane) {
-    CHECK(call.device.type == DeviceType::CUDA);
-    place(lane);
-    simulated::enqueue(lane.stream(), [this] {
-      std::this_thread::sleep_for(kSlow);
-      note("b");
-    });
-  }
-
- private:
-  void note(const char* what) {
-    const std::lock_guard lock(script_.mutex);
-    script_.order += what;
-  }
-  void place(const Lane& lane) {
-    const std::lock_guard lock(script_.mutex);
-    script_.indices.push_back(lane.index());
-    script_.streams.push_back(lane.stream());
-  }
-  Script& script_;
-};
-
-class Fixture {
- public:
-  explicit Fixture(int size = 1) : alone([this] { return std::make_unique<Doubling>(script); }, size) {
-    simulated::start();
-  }
-  Script script;
-  ranks::Alone alone;
-  Group& group() { return alone.group(); }
-};
-
-Call reduction(std::vector<float>& values) {
-  Call call;
-  call.op = Op::all_reduce;
-  call.dtype = DType::Float;
-  call.device = {DeviceType::CUDA, 0};
-  call.out = ranks::buffer(values);
-  return call;
-}
-
-// Later work of the current stream, as a program would enqueue it.
-void slowly(std::function<void()> work) {
-  simulated::enqueue(simulated::current(), [work = std::move(work)] {
-    std::this_thread::sleep_for(kSlow);
-    work();
-  });
-}
+using namespace doubling;
 
 // Later work of the current stream that waits until the host goes on, which must not wait for the stream before.
 class Held {
@@ -379,6 +272,27 @@ TEST(a_blocking_barrier_blocks_the_host) {
   call.op = Op::barrier;
   ranks::run(fixture.group(), call);
   CHECK(fixture.script.order == "b");
+}
+
+TEST(a_blocking_barrier_ends_with_its_group) {
+  Fixture fixture;
+  fixture.script.stuck = true;
+  const auto used = fixture.group().candidates().front().communicator;  // the device still uses it after the call
+  std::thread closing([&] {
+    for (bool issued = false; !issued; std::this_thread::sleep_for(1ms)) {
+      const std::lock_guard lock(fixture.script.mutex);
+      issued = !fixture.script.streams.empty();
+    }
+    fixture.group().close();
+  });
+  Call call;
+  call.op = Op::barrier;
+  const auto got = ranks::failure([&] { ranks::run(fixture.group(), call); });
+  closing.join();
+  CHECK(got.code == ErrorCode::NotInitialized && check::has(got.text, "fake.barrier", "has been destroyed"));
+  CHECK(!fixture.script.aborted);
+  fixture.script.stuck = false;
+  simulated::finish(simulated::current());
 }
 
 TEST(lists_are_copied_on_the_device) {

@@ -227,16 +227,16 @@ Outcome Scheduler::handle(Passage& passage, const Next& next) {
 void Scheduler::synchronize_before(const Passage& passage) {
   const Activity::Polling polling;
   const auto deadline = std::chrono::steady_clock::now() + passage.call.timeout;
-  while (!control_->enforcer()->synchronize(kLookInterval)) {
-    check_wait(passage.group.position().lost(), passage.interrupt,
-               [&](const std::string& lost) { return refusal(passage, peer_lost(lost)); });
-    if (passage.group.closed()) throw refusal(passage, destroyed_group());
-    if (std::chrono::steady_clock::now() >= deadline) {
+  try {
+    while (!control_->enforcer()->synchronize(kLookInterval)) {
+      check_wait(passage.group.position(), passage.interrupt);
+      if (std::chrono::steady_clock::now() < deadline) continue;
       const auto first = control_->enforcer()->first();
-      throw refusal(
-          passage, ErrorCode::Timeout,
-          "timed out: planned calls before it were not issued" + (first.empty() ? first : ", first " + first));
+      throw Error(ErrorCode::Timeout,
+                  "timed out: planned calls before it were not issued" + (first.empty() ? first : ", first " + first));
     }
+  } catch (const Error& error) {
+    throw refusal(passage, error);
   }
 }
 
