@@ -86,6 +86,12 @@ std::shared_ptr<DeviceTimes> issue_in(Passage& passage, Lane& lane) {
   return times;
 }
 
+// After a failure. The caller's stream protects memory that the call's copies may still use.
+void join_copies(const Stream& caller, const Stream& lane) {
+  StreamPoint end(caller);
+  end.follow(caller, lane);
+}
+
 void enqueue(Passage& passage, Lane& lane) {
   const auto times = issue_in(passage, lane);
   for (const auto& copy : passage.extras.behind) copy(lane.stream());
@@ -148,7 +154,12 @@ class Member {
     if (!(before == caller_)) extras.release = nullptr;  // which the caller's stream protects
     const StreamGuard guard(lane_.stream());
     point_->follow(lane_.stream(), before);
-    if (auto times = issue_in(passage, lane_)) times_.push_back(std::move(times));
+    try {
+      if (auto times = issue_in(passage, lane_)) times_.push_back(std::move(times));
+    } catch (...) {
+      join_copies(before, lane_.stream());
+      throw;
+    }
     behind_.insert(behind_.end(), extras.behind.begin(), extras.behind.end());
     return {request_of(passage, point_), point_};
   }
@@ -295,8 +306,7 @@ Enqueued start_on_stream(Passage& passage) {
   try {
     enqueue(passage, lane);
   } catch (...) {
-    point->record(lane.stream());
-    point->join(caller);  // the caller's stream protects memory that copies may still use
+    join_copies(caller, lane.stream());
     throw;
   }
   launch.done(lane.stream());

@@ -33,6 +33,7 @@ struct Script {
   bool starts = true;              // what it has collected in a batch
   std::atomic<bool> stuck{false};  // operations end with abort() alone
   std::atomic<bool> aborted{false};
+  bool refuses = false;  // every operation
   std::mutex mutex;
   std::vector<int> indices;
   std::vector<Stream> streams;
@@ -93,6 +94,7 @@ class Doubling : public OpMethods<Doubling> {
     script_.order += what;
   }
   void place(const Lane& lane) {
+    if (script_.refuses) throw Error(ErrorCode::Backend, "refused");
     const std::lock_guard lock(script_.mutex);
     script_.indices.push_back(lane.index());
     script_.streams.push_back(lane.stream());

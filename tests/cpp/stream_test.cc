@@ -250,6 +250,32 @@ TEST(works_of_a_batch_that_did_not_start_fail) {
   CHECK(work->failed());
 }
 
+TEST(the_callers_stream_waits_for_the_copies_of_a_call_that_fails) {
+  for (const bool batched : {false, true}) {
+    Fixture fixture;
+    fixture.script.refuses = true;
+    std::vector<float> values(8, 1);
+    Call call = reduction(values);
+    std::atomic<bool> copied{false};
+    bool seen = false;
+    Extras extras;
+    extras.before.push_back([&](const Stream& lane) {
+      simulated::enqueue(lane, [&] {
+        std::this_thread::sleep_for(kSlow);
+        copied = true;
+      });
+    });
+    if (batched) begin_batch();
+    const auto got = ranks::failure([&] { start(fixture.group(), nullptr, call, extras); });
+    CHECK(got.code == ErrorCode::Backend && check::has(got.text, "fake.all_reduce", "refused"));
+    simulated::enqueue(simulated::current(), [&] { seen = copied; });
+    if (batched) end_batch();
+    simulated::finish(simulated::current());
+    CHECK(seen);
+    while (!copied) std::this_thread::sleep_for(1ms);
+  }
+}
+
 TEST(groups_of_a_backend_have_streams_of_their_own) {
   Fixture fixture;
   fixture.script.lanes = 2;
