@@ -13,7 +13,7 @@ namespace {
 
 // Keeps its communicator, also while another thread closes the stage.
 Candidate copy_of(Group& stage, const Passage& passage) {
-  const auto inside = stay_in(stage, passage);
+  const Group::Inside inside(stage);
   return candidate_of(stage, passage.candidate->name);
 }
 

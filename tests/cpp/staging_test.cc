@@ -354,6 +354,20 @@ TEST(without_staging_there_is_a_clear_error) {
   });
 }
 
+TEST(an_error_of_a_closed_stage_names_the_call_once) {
+  simulated::start();
+  ranks::together(1, [](Group& group, const std::shared_ptr<Group>& shadow) {
+    group.set_staging(std::make_shared<Staging>(std::make_shared<Stage>(shadow), kChunk));
+    shadow->close();
+    std::vector<float> values(4, 1);
+    Call call = on_device(Op::all_reduce);
+    call.out = ranks::buffer(values);
+    const auto got = ranks::failure([&] { ranks::run(group, call); });
+    CHECK(got.code == ErrorCode::NotInitialized && check::has(got.text, "memory.all_reduce", "has been destroyed"));
+    CHECK(got.text.find("memory.all_reduce") == got.text.rfind("memory.all_reduce"));
+  });
+}
+
 TEST(no_graphs_of_host_libraries) {
   staged(1, [](Group& group) {
     std::vector<float> values(4, 1);

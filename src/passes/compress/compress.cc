@@ -157,22 +157,26 @@ Outcome Compress::run(Passage& passage, const Next& next, Compressed& compressed
   compressed.build(compressed.sends_sizes_first() ? stage_->next_message() % kTags + kTags : 0);
   const bool blocking = !passage.asynchronous && !passage.call.any_form;
   if (compressed.single() && blocking) return run_single(passage, next, compressed, schedule);
-  auto request = stage_->submit(passage, schedule, [&](const Task& task, Requests& started) {
-    Extras extras;
-    extras.owned.push_back(schedule);
-    Call call = task.call;
-    Passage exchange{passage.group, passage.candidate, call, extras, true};
-    exchange.notes.whole = &passage.notes;
-    started.push_back(request_of(next(exchange).work));
-  });
-  passage.notes.sent_bytes = compressed.sent_bytes();
-  // The data is sent from memory of its own, so that the caller does not wait until the receiver has got the size and
-  // posts its receive.
-  if (compressed.sends_sizes_first()) stage_->start_now(passage, compressed.sized_data(), schedule);
+  bool exchanging = false;
   std::shared_ptr<Work> held;
   try {
+    auto request = stage_->submit(passage, schedule, [&](const Task& task, Requests& started) {
+      Extras extras;
+      extras.owned.push_back(schedule);
+      Call call = task.call;
+      Passage exchange{passage.group, passage.candidate, call, extras, true};
+      exchange.notes.whole = &passage.notes;
+      exchanging = true;
+      started.push_back(request_of(next(exchange).work));
+      exchanging = false;
+    });
+    passage.notes.sent_bytes = compressed.sent_bytes();
+    // The data is sent from memory of its own, so that the caller does not wait until the receiver has got the size and
+    // posts its receive.
+    if (compressed.sends_sizes_first()) stage_->start_now(passage, compressed.sized_data(), schedule);
     held = hold(passage, std::move(request));
   } catch (const Error& error) {
+    if (exchanging) throw;  // the text names the call already
     throw refusal(passage, error);
   }
   if (passage.asynchronous) return {held};

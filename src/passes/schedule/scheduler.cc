@@ -252,7 +252,7 @@ PlannedCall Scheduler::planned(const Passage& passage, const PlanControl::Turn& 
   PlannedCall call;
   for (std::size_t motif = 0; motif < turn.form->channels.size(); ++motif) {
     const auto& lane = lanes_.at(turn.form->lanes.at(motif));
-    const auto inside = stay_in(*lane.group, passage);
+    const Group::Inside inside(*lane.group);
     targets.push_back({lane.group, candidate_of(*lane.group, turn.form->channels[motif])});
     call.lanes.push_back(lane.number);
   }
