@@ -99,8 +99,8 @@ void Progress::forget(const Work& work) {
   }
 }
 
-void Progress::poll_often_now() {
-  if (frequent_.fetch_add(1, std::memory_order_relaxed) > 0) return;
+void Progress::enter_sleep() {
+  if (sleeping_.fetch_add(1, std::memory_order_relaxed) > 0) return;
   std::lock_guard lock(mutex_);
   woken_ = true;
   wake_.notify_one();
@@ -177,7 +177,7 @@ microseconds Progress::nap_after(bool ended, microseconds before) const {
   const int patience = patience_.load(std::memory_order_relaxed);
   if (waiting_.load(std::memory_order_relaxed) > 0) return kLongestNap * patience;
   if (moved) return kFirstShortNap * patience;  // the other ranks need as long to take it and go on
-  if (frequent_.load(std::memory_order_relaxed) > 0) {
+  if (frequent_.load(std::memory_order_relaxed) > 0 || sleeping_.load(std::memory_order_relaxed) > 0) {
     return (ended ? kFirstShortNap : std::min(before * 2, kLongestShortNap)) * patience;
   }
   return ended ? kFirstNap * patience : std::min(before * 2, kLongestNap * patience);

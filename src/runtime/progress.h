@@ -33,10 +33,12 @@ class Progress {
   void enter_wait() noexcept { waiting_.fetch_add(1, std::memory_order_relaxed); }
   void leave_wait() noexcept { waiting_.fetch_sub(1, std::memory_order_relaxed); }
 
-  /// A thread sleeps until a watched Work is complete, and cannot poll: until poll_seldom(), this thread polls often.
-  void poll_often_now();
-  /// Like poll_often_now(), but without interrupting the present nap: the caller goes on to wait, or has other work for
-  /// the core.
+  /// A thread sleeps until a watched Work is complete, and cannot poll: until leave_sleep(), this thread polls often,
+  /// from now on.
+  void enter_sleep();
+  void leave_sleep() noexcept { sleeping_.fetch_sub(1, std::memory_order_relaxed); }
+  /// Until poll_seldom(), this thread polls often, from the end of its present nap on: the caller goes on to wait, or
+  /// has other work for the core.
   void poll_often() noexcept { frequent_.fetch_add(1, std::memory_order_relaxed); }
   void poll_seldom() noexcept { frequent_.fetch_sub(1, std::memory_order_relaxed); }
 
@@ -66,6 +68,7 @@ class Progress {
   bool asleep_ = false;                      // guarded by mutex_
   bool woken_ = false;                       // since the latest nap; guarded by mutex_
   std::atomic<int> waiting_{0};
+  std::atomic<int> sleeping_{0};  // threads in enter_sleep()
   std::atomic<int> frequent_{0};
   std::atomic<int> patience_{1};  // how many times longer than usual the naps are
   std::jthread thread_;           // last: joins before the other members are gone

@@ -258,8 +258,8 @@ int Work::source() const {
 void Work::set_awaited() {
   auto* const progress = context_.progress;
   if (completed() || progress == nullptr || awaited_.test_and_set(std::memory_order_relaxed)) return;
-  progress->poll_often_now();
-  on_done([progress] { progress->poll_seldom(); });
+  progress->enter_sleep();
+  on_done([progress] { progress->leave_sleep(); });
 }
 
 void Work::on_done(std::function<void()> callback) {

@@ -34,11 +34,16 @@ class Countdown : public Request {
 
 class Gate : public Request {
  public:
-  explicit Gate(const std::atomic<bool>& open) : open_(open) {}
-  bool poll() override { return open_; }
+  explicit Gate(const std::atomic<bool>& open, std::atomic<int>* polls = nullptr) : open_(open), polls_(polls) {}
+  bool poll() override {
+    const bool open = open_;
+    if (polls_ != nullptr) ++*polls_;
+    return open;
+  }
 
  private:
   const std::atomic<bool>& open_;
+  std::atomic<int>* const polls_;
 };
 
 std::shared_ptr<Work> work_of(std::unique_ptr<Request> request, Extras extras = {}, bool brief = false) {
@@ -326,6 +331,23 @@ TEST(stopping_leaves_the_rest_to_who_waits) {
   progress.stop();
   open = true;
   CHECK(work->wait_for(10s));
+}
+
+TEST(a_thread_that_sleeps_ends_a_nap_during_which_schedules_are_pending) {
+  Progress progress;
+  progress.set_patience(100'000'000);  // naps of more than an hour
+  progress.poll_often();
+  std::atomic<bool> open{false};
+  std::atomic<int> polls{0};
+  const auto work = work_of(std::make_unique<Gate>(open, &polls));
+  progress.watch(work);
+  while (polls == 0) std::this_thread::yield();
+  open = true;
+  progress.enter_sleep();
+  for (int i = 0; i < 20000 && !work->finished(); ++i) std::this_thread::sleep_for(1ms);
+  CHECK(work->finished());
+  progress.leave_sleep();
+  progress.poll_seldom();
 }
 
 TEST(operations_that_cannot_end_do_not_hide_others) {
