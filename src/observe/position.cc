@@ -6,19 +6,17 @@
 #include <list>
 #include <map>
 #include <mutex>
-#include <thread>
 #include <utility>
 
 #include "base/digest.h"
 #include "base/immortal.h"
+#include "base/spin_lock.h"
 
 namespace mcr {
 
 namespace {
 
 std::atomic<bool> in_detail{false};
-
-constexpr int kTriesBeforeYield = 64;
 
 struct Living {
   std::mutex mutex;
@@ -45,21 +43,6 @@ uint64_t history_after(uint64_t before, const Entered& entered) {
 }
 
 }  // namespace
-
-class Position::Lock {
- public:
-  explicit Lock(std::atomic_flag& flag) : flag_(flag) {
-    for (int tries = 1; flag_.test_and_set(std::memory_order_acquire); ++tries) {
-      if (tries % kTriesBeforeYield == 0) std::this_thread::yield();
-    }
-  }
-  Lock(const Lock&) = delete;
-  Lock& operator=(const Lock&) = delete;
-  ~Lock() { flag_.clear(std::memory_order_release); }
-
- private:
-  std::atomic_flag& flag_;
-};
 
 Position::Position(const std::string& group, const std::string& label, std::vector<int> ranks, int rank)
     : group_(group),
@@ -156,7 +139,7 @@ bool Position::detail() noexcept { return in_detail.load(std::memory_order_relax
 int64_t Position::enter(const Call& call, const std::string* backend, int64_t bytes,
                         std::shared_ptr<const Chain>* chain) {
   const auto& op = row(call.op);
-  const Lock lock(busy_);
+  const SpinLock lock(busy_);
   if (closed()) [[unlikely]]
     return kClosed;
   if (chain_ != nullptr) [[unlikely]] {
@@ -188,7 +171,7 @@ int64_t Position::enter(const Call& call, const std::string* backend, int64_t by
 }
 
 bool Position::stay() {
-  const Lock lock(busy_);
+  const SpinLock lock(busy_);
   if (closed()) return false;
   ++entered_;
   return true;
@@ -197,18 +180,18 @@ bool Position::stay() {
 // Either leave() sees this or idle() sees that the call has left: both are sequentially consistent.
 void Position::close() {
   end();
-  const Lock lock(busy_);
+  const SpinLock lock(busy_);
   closed_.store(true);
 }
 
 bool Position::idle() const {
-  const Lock lock(busy_);
+  const SpinLock lock(busy_);
   return entered_ == left_.load();
 }
 
 void Position::withdraw(int64_t seq) {
   if (detail()) return;
-  const Lock lock(busy_);
+  const SpinLock lock(busy_);
   if (seq != collectives_) return;
   history_ = seq == 1 ? 0 : place_of(seq - 1).history;
   --collectives_;
@@ -216,29 +199,29 @@ void Position::withdraw(int64_t seq) {
 
 void Position::withdraw_message(int64_t seq) {
   if (traffic_ == nullptr) return;
-  const Lock lock(busy_);
+  const SpinLock lock(busy_);
   traffic_->withdraw(seq);
 }
 
 Traffic::Taken Position::take_traffic() const {
   if (traffic_ == nullptr) return {};
-  const Lock lock(busy_);
+  const SpinLock lock(busy_);
   return traffic_->take();
 }
 
 void Position::set_chain(std::shared_ptr<const Chain> chain) {
-  const Lock lock(busy_);
+  const SpinLock lock(busy_);
   chain_.swap(chain);  // the caller destroys the old chain, without the lock
 }
 
 std::shared_ptr<const Chain> Position::chain() const {
-  const Lock lock(busy_);
+  const SpinLock lock(busy_);
   return chain_;
 }
 
 Position::Reading Position::read(int64_t from) const {
   Reading reading;
-  const Lock lock(busy_);
+  const SpinLock lock(busy_);
   reading.collectives = collectives_;
   reading.messages = messages_;
   const auto oldest = std::max<int64_t>({1, from, collectives_ + 1 - static_cast<int64_t>(kept_.size())});

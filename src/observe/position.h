@@ -129,7 +129,6 @@ class Position {
   static const std::string*& call_site() noexcept;
 
  private:
-  class Lock;
   void lose_if_member(int rank, const std::string& text) const;
   static std::shared_ptr<const Position> newest(const std::string& label);
   Entered& place_of(int64_t seq) { return kept_[static_cast<std::size_t>(seq) & (kept_.size() - 1)]; }

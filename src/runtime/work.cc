@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/spin_lock.h"
 #include "observe/recorder.h"
 #include "observe/stop.h"
 #include "runtime/progress.h"
@@ -47,15 +48,6 @@ bool block_on(const Requests& requests, std::chrono::nanoseconds limit) {
     if (!request->block(left)) return false;
   }
   return !requests.empty();
-}
-
-Work::Callback Work::kNoMore{};
-
-Work::~Work() {
-  auto* callback = callbacks_.load(std::memory_order_acquire);
-  while (callback != nullptr && callback != &kNoMore) {
-    const std::unique_ptr<Callback> left(std::exchange(callback, callback->next));
-  }
 }
 
 std::string Work::what() const { return describe(*context_.backend, row(context_.op).name, *context_.group); }
@@ -128,21 +120,12 @@ void Work::complete() noexcept {
     Recorder::instance().completed(number, failure_.has_value(), requests_.empty() ? -1 : requests_.front()->source());
   }
   completed_.store(true, std::memory_order_release);
-  if (auto* newest = callbacks_.exchange(&kNoMore, std::memory_order_acq_rel)) run_callbacks(newest);
-}
-
-// In the order in which they were added.
-void Work::run_callbacks(Callback* newest) noexcept {
-  Callback* first = nullptr;
-  while (newest != nullptr) {
-    auto* const before = std::exchange(newest->next, first);
-    first = std::exchange(newest, before);
+  std::vector<std::function<void()>> callbacks;
+  {
+    const SpinLock lock(adding_);
+    callbacks = callbacks_.take();
   }
-  while (first != nullptr) {
-    const std::unique_ptr<Callback> callback(first);
-    first = callback->next;
-    callback->run();
-  }
+  for (const auto& callback : callbacks) callback();
 }
 
 // For threads that must not stay here: a thread that polls may wait for a lock inside a library.
@@ -262,16 +245,11 @@ void Work::set_awaited() {
   on_done([progress] { progress->leave_sleep(); });
 }
 
+// The flag orders this and complete(): either complete() takes the callback, or completed_ is seen here.
 void Work::on_done(std::function<void()> callback) {
   if (!completed()) {
-    auto made = std::make_unique<Callback>(Callback{std::move(callback), callbacks_.load(std::memory_order_acquire)});
-    while (made->next != &kNoMore) {
-      if (callbacks_.compare_exchange_weak(made->next, made.get(), std::memory_order_acq_rel)) {
-        made.release();
-        return;
-      }
-    }
-    callback = std::move(made->run);
+    const SpinLock lock(adding_);
+    if (!completed()) return callbacks_.push_back(std::move(callback));
   }
   callback();
 }

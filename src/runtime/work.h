@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/lazy_vector.h"
 #include "device/event_pool.h"
 #include "plugin/backend.h"
 #include "runtime/extras.h"
@@ -102,7 +103,6 @@ class Work {
   /// The Work keeps `communicator`, which may be null, until it has finished.
   Work(const Context& context, Extras&& extras, std::shared_ptr<Communicator> communicator = nullptr)
       : communicator_(std::move(communicator)), context_(context), extras_(std::move(extras)) {}
-  ~Work();
   Work(const Work&) = delete;
   Work& operator=(const Work&) = delete;
 
@@ -206,12 +206,6 @@ class Work {
   void complete() noexcept;
   std::shared_ptr<Communicator> finish() noexcept;
 
-  struct Callback {
-    std::function<void()> run;
-    Callback* next;
-  };
-  void run_callbacks(Callback* newest) noexcept;
-
   std::shared_ptr<Communicator> communicator_;  // null once finished; guarded by busy_
   const Context context_;
   Extras extras_;
@@ -228,8 +222,8 @@ class Work {
   mutable std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
   std::optional<Error> failure_;  // written before completed_
   std::atomic<bool> completed_{false};
-  static Callback kNoMore;                     // marks the list as closed
-  std::atomic<Callback*> callbacks_{nullptr};  // newest first
+  std::atomic_flag adding_ = ATOMIC_FLAG_INIT;   // guards callbacks_
+  LazyVector<std::function<void()>> callbacks_;  // empty once completed_ is set and seen under the flag
   std::atomic_flag awaited_ = ATOMIC_FLAG_INIT;
   void* handle_ = nullptr;
 };
