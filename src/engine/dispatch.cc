@@ -60,7 +60,7 @@ const std::string* matched_by(const Passage& passage) {
   return candidate != nullptr && candidate->striped == nullptr ? &candidate->backend.name : candidate_name(passage);
 }
 
-int64_t enter(Passage& passage, std::shared_ptr<const Chain>* chain = nullptr) {
+int64_t enter(Passage& passage, std::shared_ptr<const Chain>* chain) {
   const bool message = row(passage.call.op).is(kPeer);
   const auto* name = message ? matched_by(passage) : candidate_name(passage);
   const auto number = passage.group.position().enter(passage.call, name, passage.notes.bytes, chain);
@@ -68,9 +68,9 @@ int64_t enter(Passage& passage, std::shared_ptr<const Chain>* chain = nullptr) {
   return number;
 }
 
-// Prepares every call, before any pass sees it. False: there is nothing to do. A call that goes through passes has no
-// number yet; another one is inside its group.
-bool admit(Passage& passage) {
+// Prepares every call, before any pass sees it. False: there is nothing to do. True: the call is inside its group, and
+// `*chain`, if `chain` is not null, is its chain of passes; null if the group has none.
+bool admit(Passage& passage, std::shared_ptr<const Chain>* chain = nullptr) {
   auto& [group, candidate, call, extras, asynchronous, interrupt, notes] = passage;
   try {
     Stop::check();
@@ -87,16 +87,8 @@ bool admit(Passage& passage) {
   if (empty(call)) return false;
   call.asynchronous = asynchronous && !call.any_form;
   notes.bytes = message_bytes(call, group.size());
-  notes.seq = enter(passage);
+  notes.seq = enter(passage, chain);
   return true;
-}
-
-// Numbers a call that goes through passes, which is inside its group then, and returns its chain; an empty one if
-// another thread has removed the passes meanwhile.
-std::shared_ptr<const Chain> enter_with_passes(Passage& passage) {
-  std::shared_ptr<const Chain> chain;
-  passage.notes.seq = enter(passage, &chain);
-  return chain == nullptr ? std::make_shared<const Chain>() : chain;
 }
 
 Activity::What activity_of(const Passage& passage) {
@@ -426,38 +418,28 @@ Outcome Next::operator()(Passage& passage) const {
 
 int run(Group& group, Candidate* candidate, Call& call, Extras& extras, Interrupt interrupt, CallerLock* lock) {
   Passage passage{group, candidate, call, extras, false, interrupt};
-  if (!admit(passage)) return -1;
-  if (passage.notes.seq == 0) [[unlikely]] {
-    release(lock);
-    const auto chain = enter_with_passes(passage);
-    const Group::Inside inside(group, std::adopt_lock);
-    const Activity activity(activity_of(passage));
-    return counted(passage, [&] { return Next(chain)(passage).source; });
-  }
+  std::shared_ptr<const Chain> chain;
+  if (!admit(passage, &chain)) return -1;
   const Group::Inside inside(group, std::adopt_lock);
+  if (chain != nullptr) release(lock);
   const Activity activity(activity_of(passage));
-  return counted(passage, [&] { return Issue(passage, lock).run(); });
+  return counted(passage, [&] { return chain == nullptr ? Issue(passage, lock).run() : Next(chain)(passage).source; });
 }
 
 std::shared_ptr<Work> start(Group& group, Candidate* candidate, Call& call, Extras& extras, Interrupt interrupt,
                             CallerLock* lock) {
   Passage passage{group, candidate, call, extras, true, interrupt};
-  if (!admit(passage)) return nothing_to_do(passage);
-  if (passage.notes.seq == 0) [[unlikely]] {
-    release(lock);
-    const auto chain = enter_with_passes(passage);
-    const Group::Inside inside(group, std::adopt_lock);
-    return counted(passage, [&] { return Next(chain)(passage).work; });
-  }
+  std::shared_ptr<const Chain> chain;
+  if (!admit(passage, &chain)) return nothing_to_do(passage);
   const Group::Inside inside(group, std::adopt_lock);
-  return counted(passage, [&] { return Issue(passage, lock).start(); });
+  if (chain != nullptr) release(lock);
+  return counted(passage, [&] { return chain == nullptr ? Issue(passage, lock).start() : Next(chain)(passage).work; });
 }
 
 std::shared_ptr<Work> start_through(const std::shared_ptr<const Chain>& chain, Group& group, Candidate* candidate,
                                     Call& call, Extras& extras) {
   Passage passage{group, candidate, call, extras, true};
   if (!admit(passage)) return nothing_to_do(passage);
-  if (passage.notes.seq == 0) enter_with_passes(passage);
   const Group::Inside inside(group, std::adopt_lock);
   return counted(passage,
                  [&] { return chain == nullptr ? Issue(passage, nullptr, false).start() : Next(chain)(passage).work; });

@@ -142,10 +142,8 @@ int64_t Position::enter(const Call& call, const std::string* backend, int64_t by
   const SpinLock lock(busy_);
   if (closed()) [[unlikely]]
     return kClosed;
-  if (chain_ != nullptr) [[unlikely]] {
-    if (chain == nullptr) return 0;
+  if (chain_ != nullptr && chain != nullptr) [[unlikely]]
     *chain = chain_;
-  }
   ++entered_;
   if (op.is(kPeer)) {
     ++messages_;

@@ -48,8 +48,8 @@ class Position {
   Position& operator=(const Position&) = delete;
 
   /// Counts the call and returns its number; kClosed if the group is closed. `backend` and `bytes` as in Entered. If
-  /// the group has passes, `*chain` is set to the chain for the call; with a null `chain` such a call is then not
-  /// counted and gets the number 0. A counted call is inside until leave().
+  /// the group has passes, `*chain` is set to the chain for the call, unless `chain` is null. The call is inside until
+  /// leave().
   int64_t enter(const Call& call, const std::string* backend, int64_t bytes,
                 std::shared_ptr<const Chain>* chain = nullptr);
   static constexpr int64_t kClosed = -1;
