@@ -67,7 +67,7 @@ class Run {
   /// Another call needs the run, too. False if it was not abandoned.
   bool reclaim() { return abandoned_.exchange(false, std::memory_order_relaxed); }
   bool abandoned() const { return abandoned_.load(std::memory_order_relaxed); }
-  /// Sleeps on the last request, if all requests were started at the beginning.
+  /// Sleeps on the requests, one after another, if all were started at the beginning: as Request::block().
   bool block(std::chrono::nanoseconds limit);
   int source() const { return schedule_->source(); }
 

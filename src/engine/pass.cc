@@ -20,7 +20,7 @@ std::string described(const Passage& passage) {
   const auto backend = passage.candidate == nullptr ? passage.group.any_backend() : passage.candidate->name;
   const auto* function = passage.extras.names->function;
   return describe(std::string(backend), function == nullptr ? row(passage.call.op).name : function,
-                  *passage.group.label());
+                  passage.group.label());
 }
 
 Error refusal(const Passage& passage, const Error& error) {
@@ -28,7 +28,7 @@ Error refusal(const Passage& passage, const Error& error) {
   const auto code = error.code();
   if (error.cause() != nullptr) return Error(code, text).caused_by(error.cause());
   if (code != ErrorCode::Backend && code != ErrorCode::Timeout) return {code, text};
-  return {code, text, Subject{*passage.group.label(), passage.notes.seq, row(passage.call.op).is(kPeer)}};
+  return {code, text, Subject{passage.group.label(), passage.notes.seq, row(passage.call.op).is(kPeer)}};
 }
 
 int wait_for(const Passage& passage, Work& work) {

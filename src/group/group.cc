@@ -42,10 +42,11 @@ void Group::destroy_with(void (*destroy)(std::unique_ptr<Communicator>)) { destr
 Group::Group(GroupSpec spec)
     : spec_(std::move(spec)),
       identity_(is_identity(spec_.ranks)),
-      label_(std::make_shared<const std::string>("group '" + spec_.name + "', rank " + std::to_string(spec_.rank) +
-                                                 " of " + std::to_string(spec_.size()))),
-      position_(Position::make(Registry::instance().keep_name(spec_.name), Registry::instance().keep_name(*label_),
-                               spec_.ranks, spec_.rank)),
+      position_(Position::make(
+          Registry::instance().keep_name(spec_.name),
+          Registry::instance().keep_name("group '" + spec_.name + "', rank " + std::to_string(spec_.rank) + " of " +
+                                         std::to_string(spec_.size())),
+          spec_.ranks, spec_.rank)),
       selector_(spec_.size()) {}
 
 void Group::connect(Registry::Entry& backend, uintptr_t existing, Store* store) {

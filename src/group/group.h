@@ -135,8 +135,9 @@ class Group : public std::enable_shared_from_this<Group> {
     return one ? &candidates_.front().backend.name : nullptr;
   }
   Position& position() { return *position_; }
-  /// "group 'default', rank 1 of 4": shared with Works that outlive the group.
-  const std::shared_ptr<const std::string>& label() const { return label_; }
+  const Position& position() const { return *position_; }
+  /// "group 'default', rank 1 of 4". It lives as long as the process.
+  const std::string& label() const { return position_->label(); }
 
  private:
   Candidate* compared(std::string_view name);
@@ -148,7 +149,6 @@ class Group : public std::enable_shared_from_this<Group> {
   GroupSpec spec_;
   bool identity_;  // group ranks are global ranks
   std::atomic<bool> any_form_{false};
-  std::shared_ptr<const std::string> label_;
   std::shared_ptr<Position> position_;
   std::mutex mutex_;
   std::list<Candidate>

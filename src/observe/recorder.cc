@@ -137,19 +137,19 @@ void Recorder::resize(std::size_t capacity) {
   ring_.store(rings_.back().get(), std::memory_order_release);
 }
 
-RecordedGroup& Recorder::enter(const GroupSpec& group, const std::shared_ptr<const std::string>& label) {
+RecordedGroup& Recorder::enter(const Position& group) {
   const std::lock_guard lock(mutex_);
   int instance = 0;
   for (auto& known : groups_) {
-    if (known.label == label) return known;
-    if (known.name == group.name) ++instance;
+    if (known.position == group.number()) return known;
+    if (known.name == group.group()) ++instance;
   }
   auto& entered = groups_.emplace_back();
-  entered.name = group.name;
-  entered.ranks = group.ranks;
-  entered.rank = group.rank;
+  entered.name = group.group();
+  entered.ranks = group.ranks();
+  entered.rank = group.rank();
   entered.instance = instance;
-  entered.label = label;
+  entered.position = group.number();
   return entered;
 }
 

@@ -21,7 +21,7 @@
 #include "base/call.h"
 #include "base/immortal.h"
 #include "device/device_times.h"
-#include "plugin/backend.h"
+#include "observe/position.h"
 
 namespace mcr {
 
@@ -30,8 +30,8 @@ struct RecordedGroup {
   std::string name;
   std::vector<int> ranks;
   int rank = 0;
-  int instance = 0;  // how many groups of that name this process has recorded before
-  std::shared_ptr<const std::string> label;
+  int instance = 0;      // how many groups of that name this process has recorded before
+  int64_t position = 0;  // the number of its Position
   // Number of calls so far. Collectives are made in one order on all ranks, so their numbers match.
   std::atomic<int64_t> collectives{0};
   std::atomic<int64_t> messages{0};
@@ -140,8 +140,8 @@ class Recorder {
   /// A new capacity starts an empty log; the current capacity changes nothing.
   void resize(std::size_t capacity);
   std::size_t capacity() const { return ring().capacity(); }
-  /// The permanent entry of a group, which its label identifies.
-  RecordedGroup& enter(const GroupSpec& group, const std::shared_ptr<const std::string>& label);
+  /// The permanent entry of a group.
+  RecordedGroup& enter(const Position& group);
   /// All groups, in the order in which they were first recorded.
   std::vector<const RecordedGroup*> groups() const;
 

@@ -17,7 +17,7 @@ class Log : public Pass {
   using Ops = std::bitset<kOps.size()>;
 
   /// Records the calls of these ops. Other calls are counted too, so that sequence numbers do not depend on `ops`.
-  Log(const Group& group, Ops ops) : group_(Recorder::instance().enter(group.spec(), group.label())), ops_(ops) {}
+  Log(const Group& group, Ops ops) : group_(Recorder::instance().enter(group.position())), ops_(ops) {}
 
   std::string_view name() const override { return "log"; }
   Outcome handle(Passage& passage, const Next& next) override;

@@ -449,5 +449,5 @@ TEST(a_group_keeps_its_numbers_and_outlives_itself) {
   CHECK(all.size() == 2 && all[1].record.seq == 2 && all[1].record.group == group && group->name == "default");
   Logged another;
   const auto& later = another.alone.group();
-  CHECK(Recorder::instance().enter(later.spec(), later.label()).instance == group->instance + 1);
+  CHECK(Recorder::instance().enter(later.position()).instance == group->instance + 1);
 }

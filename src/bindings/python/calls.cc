@@ -104,8 +104,7 @@ class Binder {
       step();
     } catch (const Error& error) {
       const auto backend = chosen_ == nullptr ? group_->any_backend() : chosen_->name;
-      throw Error(error.code(),
-                  describe(std::string(backend), signature_.name, *group_->label()) + ": " + error.what());
+      throw Error(error.code(), describe(std::string(backend), signature_.name, group_->label()) + ": " + error.what());
     }
   }
 
@@ -132,7 +131,7 @@ class Binder {
     }
     if (!group_->closed()) return true;
     throw Error(ErrorCode::NotInitialized,
-                signature_.name + ": " + destroyed_group().what() + " (" + *group_->label() + ")");
+                signature_.name + ": " + destroyed_group().what() + " (" + group_->label() + ")");
   }
 
   void find_backend() {

@@ -72,7 +72,7 @@ py::list groups() {
 // The index of a group in log_groups(); None if it was never recorded. An earlier group may have had its name.
 std::optional<std::ptrdiff_t> group_index(const Group& group) {
   const auto groups = Recorder::instance().groups();
-  const auto found = std::ranges::find(groups, group.label(), &RecordedGroup::label);
+  const auto found = std::ranges::find(groups, group.position().number(), &RecordedGroup::position);
   return found == groups.end() ? std::nullopt : std::optional(found - groups.begin());
 }
 

@@ -182,10 +182,10 @@ GroupClass add_group(py::module_& module) {
       .def("_group_rank", &Group::group_rank)
       .def_property_readonly("_any_form", &Group::any_form)
       .def("_set_any_form", &Group::set_any_form, py::arg("any_form"))
-      .def_property_readonly("_label", [](const Group& group) { return *group.label(); })
+      .def_property_readonly("_label", [](const Group& group) { return group.label(); })
       .def("_derive", [](Group& group) { group.position().derive(); })
       .def_property_readonly("_closed", &Group::closed)
-      .def("__repr__", [](const Group& group) { return "<mcr_dl group: " + *group.label() + ">"; });
+      .def("__repr__", [](const Group& group) { return "<mcr_dl group: " + group.label() + ">"; });
   return group;
 }
 

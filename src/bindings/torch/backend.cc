@@ -53,7 +53,7 @@ TorchBackend::TorchBackend(std::shared_ptr<Group> group, c10::intrusive_ptr<Opti
 
 void TorchBackend::setTimeout(milliseconds timeout) {
   if (timeout.count() <= 0) {
-    throw Error(ErrorCode::InvalidArgument, "mcr: set_timeout (" + *group_->label() +
+    throw Error(ErrorCode::InvalidArgument, "mcr: set_timeout (" + group_->label() +
                                                 "): timeout: expected a positive one, got " +
                                                 std::to_string(timeout.count()) + " ms");
   }
@@ -178,7 +178,7 @@ TorchBackend::TorchWorkPtr TorchBackend::endCoalescing() {
   auto parts = blocks_.take();
   if (!parts) {
     throw Error(ErrorCode::InvalidArgument,
-                "mcr: endCoalescing (" + *group_->label() + "): expected startCoalescing() before it, got none");
+                "mcr: endCoalescing (" + group_->label() + "): expected startCoalescing() before it, got none");
   }
   const UnlockedIfHeld guard;
   const StaysWhilePythonEnds stays;
@@ -373,7 +373,7 @@ void TorchBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_
 void TorchBackend::registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
   if (hasHooks()) {
     throw Error(ErrorCode::InvalidArgument,
-                "mcr: register_on_completion_hook (" + *group_->label() + "): expected one hook, got a second");
+                "mcr: register_on_completion_hook (" + group_->label() + "): expected one hook, got a second");
   }
   // Shared: copying torch's own function would change a Python reference count without the GIL.
   onCompletionHook_ = [shared = std::make_shared<const std::decay_t<decltype(hook)>>(std::move(hook))](auto info) {

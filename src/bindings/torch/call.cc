@@ -51,7 +51,7 @@ auto TorchCall::named(Action action) {
 
 std::string TorchCall::what() const {
   const auto backend = candidate_ == nullptr ? group_.any_backend() : std::string_view(candidate_->name);
-  return describe(std::string(backend), row(call_.op).name, *group_.label());
+  return describe(std::string(backend), row(call_.op).name, group_.label());
 }
 
 TorchCall& TorchCall::in(const at::Tensor& tensor, const char* name) {
