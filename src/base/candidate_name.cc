@@ -89,16 +89,8 @@ CandidateName call_of(std::string_view name, std::string_view text) {
   if (algorithm != kStripe && algorithm != kHierarchy && algorithm != kThemis) {
     wrong("stripe(FIRST,SECOND), hier(INNER,OUTER) or themis(INNER,OUTER)", text);
   }
-  const auto inside = name.substr(open + 1);
-  int depth = 1;
-  std::size_t close = 0;
-  for (; close < inside.size(); ++close) {
-    if (inside[close] == '(') ++depth;
-    if (inside[close] == ')' && --depth == 0) break;
-  }
-  if (close == inside.size()) wrong("')' at the end", text);
-  if (close + 1 < inside.size()) wrong("nothing behind ')'", text);
-  const auto pieces = trimmed_pieces(inside.substr(0, close), ',');
+  if (!name.ends_with(')')) wrong("')' at the end", text);
+  const auto pieces = trimmed_pieces(name.substr(open + 1, name.size() - open - 2), ',');
   return algorithm == kStripe ? striped(pieces, text) : hierarchical_of(algorithm, pieces, text);
 }
 
