@@ -170,9 +170,7 @@ std::string_view CandidateName::algorithm() const {
 bool CandidateName::hierarchical() const { return algorithm() == kHierarchy || algorithm() == kThemis; }
 
 std::string over_dimensions(std::string_view algorithm, const std::vector<std::string>& parts) {
-  std::string name(algorithm);
-  for (const auto& part : parts) name += (&part == &parts.front() ? "(" : ",") + part;
-  return name + ")";
+  return std::string(algorithm) + "(" + joined(parts, {}, ",") + ")";
 }
 
 namespace {

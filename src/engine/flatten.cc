@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/text.h"
 
 namespace mcr {
 
@@ -34,44 +35,41 @@ class Copies {
  public:
   Copies(Device device, DType dtype) : device_(device), dtype_(dtype) {}
 
-  void gather(void* packed, const std::vector<Block>& blocks, const Stream* stream) const {
-    int64_t offset = 0;
-    for (const auto& block : blocks) {
-      copy(at(packed, offset, dtype_), block.data, block.count, stream);
-      offset += block.count;
-    }
-  }
-
-  void spread(const std::vector<Block>& blocks, void* packed, const Stream* stream) const {
-    int64_t offset = 0;
-    for (const auto& block : blocks) {
-      copy(block.data, at(packed, offset, dtype_), block.count, stream);
-      offset += block.count;
-    }
-  }
-
   // On the host now; on a device before the operation.
   void gather_into(void* packed, std::vector<Block> blocks, Extras& extras) const {
-    if (host()) return gather(packed, blocks, nullptr);
+    if (host()) return copy_all(blocks, packed, Way::Gather, nullptr);
     extras.before.emplace_back([copies = *this, packed, blocks = std::move(blocks)](const Stream& stream) {
-      copies.gather(packed, blocks, &stream);
+      copies.copy_all(blocks, packed, Way::Gather, &stream);
     });
   }
 
   // On the host when the operation is complete; on a device after it, in its stream.
   void spread_from(std::vector<Block> blocks, void* packed, Extras& extras) const {
     if (host()) {
-      extras.finish.emplace_back(
-          [copies = *this, blocks = std::move(blocks), packed] { copies.spread(blocks, packed, nullptr); });
+      extras.finish.emplace_back([copies = *this, blocks = std::move(blocks), packed] {
+        copies.copy_all(blocks, packed, Way::Spread, nullptr);
+      });
       return;
     }
     extras.behind.emplace_back([copies = *this, blocks = std::move(blocks), packed](const Stream& stream) {
-      copies.spread(blocks, packed, &stream);
+      copies.copy_all(blocks, packed, Way::Spread, &stream);
     });
   }
 
  private:
+  enum class Way : uint8_t { Gather, Spread };
+
   bool host() const { return device_.type == DeviceType::CPU; }
+
+  // Between the blocks and a buffer that has them without gaps.
+  void copy_all(const std::vector<Block>& blocks, void* packed, Way way, const Stream* stream) const {
+    int64_t offset = 0;
+    for (const auto& block : blocks) {
+      void* part = at(packed, offset, dtype_);
+      way == Way::Gather ? copy(part, block.data, block.count, stream) : copy(block.data, part, block.count, stream);
+      offset += block.count;
+    }
+  }
 
   void copy(void* to, const void* from, int64_t count, const Stream* stream) const {
     if (count == 0) return;
@@ -109,8 +107,7 @@ bool is_packed(std::span<const int64_t> counts, std::span<const int64_t> displs)
 
 void require_even(const std::vector<Block>& blocks, const char* name, std::string_view op) {
   if (even(blocks)) return;
-  std::string sizes;
-  for (const auto& block : blocks) sizes += (sizes.empty() ? "" : ", ") + std::to_string(block.count);
+  const auto sizes = joined(blocks, [](const Block& block) { return std::to_string(block.count); });
   throw Error(ErrorCode::InvalidArgument, std::string(name) + ": expected tensors of equal size, got " + sizes +
                                               " elements" +
                                               (op.empty() ? "" : "; " + std::string(op) + "v takes different sizes"));
