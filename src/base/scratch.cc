@@ -66,14 +66,9 @@ Scratch::Scratch(int64_t bytes) : bytes_(bytes) {
   memory_ = std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(bytes));
 }
 
-Scratch::Scratch(Scratch&& other) noexcept
-    : bytes_(std::exchange(other.bytes_, 0)), memory_(std::move(other.memory_)) {}
-
 Scratch& Scratch::operator=(Scratch&& other) noexcept {
-  if (this == &other) return *this;
-  give_up();
-  bytes_ = std::exchange(other.bytes_, 0);
-  memory_ = std::move(other.memory_);
+  std::swap(bytes_, other.bytes_);
+  std::swap(memory_, other.memory_);
   return *this;
 }
 

@@ -13,7 +13,7 @@ class Scratch {
  public:
   Scratch() = default;
   explicit Scratch(int64_t bytes);
-  Scratch(Scratch&& other) noexcept;
+  Scratch(Scratch&&) noexcept = default;
   Scratch& operator=(Scratch&& other) noexcept;
   ~Scratch();
 
