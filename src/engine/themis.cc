@@ -35,11 +35,6 @@ int64_t class_of(int64_t bytes) {
   return (bytes + step - 1) / step * step;
 }
 
-// The whole data of a rank.
-int64_t bytes_of(const Call& call) {
-  return (call.op == Op::reduce_scatter ? call.in : call.out).count * size_of(call.dtype);
-}
-
 ChunkOrders orders_of(themis::Plan plan) {
   ChunkOrders found{std::move(plan.orders), {}};
   for (const auto& step : plan.steps) found.issues.emplace_back(step.chunk, step.index);
@@ -59,7 +54,7 @@ class ThemisCommunicator final : public DimensionsCommunicator {
   bool makes_steps(Op op) const override { return has_ordered(op); }
   bool has_steps(const Call& call) const override { return has_ordered(call); }
   void add_steps(const Call& call, Schedule& schedule) override {
-    ordered(call, grid_, orders(call.op, class_of(bytes_of(call)), call.variant == 1), schedule);
+    ordered(call, grid_, orders(call.op, class_of(larger_side_bytes(call)), call.variant == 1), schedule);
   }
 
  private:
