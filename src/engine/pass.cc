@@ -8,10 +8,6 @@
 
 namespace mcr {
 
-Error refusal(const Passage& passage, ErrorCode code, const std::string& text) {
-  return refusal(passage, Error(code, text));
-}
-
 Candidate* named_candidate(const Passage& passage) {
   return passage.candidate != nullptr ? passage.candidate : passage.group.selector().ruled(passage.call);
 }

@@ -109,9 +109,8 @@ Candidate* named_candidate(const Passage& passage);
 /// The call's name in texts: "mpi.all_reduce (group 'default', rank 0 of 2)".
 std::string described(const Passage& passage);
 
-/// Makes the Error of a pass, which names the call as all errors do.
-Error refusal(const Passage& passage, ErrorCode code, const std::string& text);
-/// Makes that Error from one that the call got, and keeps its cause.
+/// Makes an Error that names the call, as all errors do, from one of a pass, or from one that the call got, and keeps
+/// its cause.
 Error refusal(const Passage& passage, const Error& error);
 
 }  // namespace mcr

@@ -164,7 +164,7 @@ void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt, Call
   for (;;) {
     const auto left =
         std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
-    if (work.wait_for_point(std::clamp(left, std::chrono::milliseconds(0), kLookInterval))) break;
+    if (work.wait_for(std::clamp(left, std::chrono::milliseconds(0), kLookInterval), true)) break;
     if (left.count() <= 0) {
       // A shorter limit, given to this wait alone, is not the call's end: the program may wait again.
       if (work.limit().count() > 0 && limit >= work.limit()) work.abandon();

@@ -131,10 +131,9 @@ class Work {
   /// Makes one step of progress; never waits. True once complete, with or without an error. `brief`: the caller holds a
   /// lock (BriefPolls).
   bool poll(bool brief = false) noexcept;
-  /// Waits at most `limit`. False if the operation is still running then. Never throws.
-  bool wait_for(Nanoseconds limit) noexcept { return wait_for(limit, false); }
-  /// Like wait_for(), but also returns when the operation has a point.
-  bool wait_for_point(Nanoseconds limit) noexcept { return wait_for(limit, true); }
+  /// Waits at most `limit`. False if the operation is still running then, unless `point_suffices` and it has a point.
+  /// Never throws.
+  bool wait_for(Nanoseconds limit, bool point_suffices = false) noexcept;
   /// Rethrows the operation's error, if it is complete and has one.
   void rethrow() const;
 
@@ -198,7 +197,6 @@ class Work {
   void set_awaited();
 
  private:
-  bool wait_for(Nanoseconds limit, bool point_suffices) noexcept;
   bool take_turn() const noexcept;
   bool advance(bool brief);
   std::shared_ptr<Communicator> fail() noexcept;

@@ -49,12 +49,12 @@ const Codec* Compress::named(const Passage& passage) const {
   const auto& call = passage.call;
   if (call.coding->codec == nullptr) return nullptr;
   if (call.device.type != DeviceType::CPU) {
-    throw refusal(passage, ErrorCode::Unsupported, "codec: expected a tensor on cpu");
+    throw refusal(passage, {ErrorCode::Unsupported, "codec: expected a tensor on cpu"});
   }
   const auto text = objection(call, *call.coding);
   if (text.empty()) return call.coding->codec;
   const bool type = row(call.op).is(kCompressible) && !has_factor(call) && !call.coding->codec->accepts(call.dtype);
-  throw refusal(passage, type ? ErrorCode::InvalidType : ErrorCode::InvalidArgument, text);
+  throw refusal(passage, {type ? ErrorCode::InvalidType : ErrorCode::InvalidArgument, text});
 }
 
 // Null: the call goes on unchanged.
@@ -62,9 +62,10 @@ const Codec* Compress::codec_of(const Passage& passage) const {
   const auto& call = passage.call;
   const bool asked = call.coding != nullptr && call.coding->automatic;
   if (asked && !defaults_.automatic) {
-    throw refusal(passage, ErrorCode::InvalidArgument,
-                  "codec 'auto': expected a group with the pass Compress(\"auto\", codecs=[...]), got codec '" +
-                      (defaults_.codec == nullptr ? "none" : defaults_.codec->name()) + "'");
+    throw refusal(passage,
+                  {ErrorCode::InvalidArgument,
+                   "codec 'auto': expected a group with the pass Compress(\"auto\", codecs=[...]), got codec '" +
+                       (defaults_.codec == nullptr ? "none" : defaults_.codec->name()) + "'"});
   }
   if (call.coding != nullptr && !asked) return named(passage);
   if (call.device.type != DeviceType::CPU || has_factor(call)) return nullptr;
@@ -144,7 +145,7 @@ Outcome Compress::handle(Passage& passage, const Next& next) {
     throw refusal(passage, error);
   }
   if (!stage_->serves(*passage.candidate)) {
-    throw refusal(passage, ErrorCode::NotInitialized, "the group has given up the backend");
+    throw refusal(passage, {ErrorCode::NotInitialized, "the group has given up the backend"});
   }
   passage.notes.codec = &codec->name();
   // After what may refuse the call: the residual keeps the size of the first call.
