@@ -120,10 +120,7 @@ class Driver {
   virtual void recount() {}
   /// Names the operation that must be issued before this run, for error messages; empty if there is none, or if the
   /// driver does not know it.
-  virtual std::string behind(const Run& run) const {
-    static_cast<void>(run);
-    return {};
-  }
+  virtual std::string behind(const Run&) const { return {}; }
 
  protected:
   /// Repeats a step until it returns true; false if the time runs out first.

@@ -77,10 +77,7 @@ class Pass {
   virtual Outcome handle(Passage& passage, const Next& next) = 0;
   /// Flushes: issues the held calls and waits until none is held; false if the time runs out first. All ranks call it
   /// at the same point in the order of calls, from one thread.
-  virtual bool synchronize(std::chrono::nanoseconds limit) {
-    static_cast<void>(limit);
-    return true;
-  }
+  virtual bool synchronize(std::chrono::nanoseconds /*limit*/) { return true; }
   /// Whether this rank can no longer agree with the others on the pass's calls. The communicators that the pass uses
   /// may then have calls of some ranks that will never be complete: later passes need others.
   virtual bool broken() const { return false; }

@@ -80,10 +80,7 @@ class Communicator {
   /// Whether issue() of this call needs nothing but the processor for a few microseconds at most, on any lane, even if
   /// other ranks are late; so do the polls of its Request (BriefPolls). The caller then keeps its own locks until it
   /// has to wait.
-  virtual bool brief(const Call& call) const {
-    static_cast<void>(call);
-    return false;
-  }
+  virtual bool brief(const Call&) const { return false; }
   /// The largest tag of a message. The core refuses larger ones: issue() does not get them.
   virtual int largest_tag() const { return std::numeric_limits<int>::max(); }
   /// True for a library whose vectored forms take counts but no displacements: blocks must be contiguous.
@@ -108,10 +105,7 @@ class Communicator {
   virtual int patience() const { return streams() == DeviceType::CUDA ? 20 : 1; }
   /// Whether the library accepts this input inside this output, or the reverse, at these addresses. May differ between
   /// ranks: it only decides about a local copy.
-  virtual bool takes_in_place(const Call& call) const {
-    static_cast<void>(call);
-    return false;
-  }
+  virtual bool takes_in_place(const Call&) const { return false; }
   /// Called around the issue() of several sends and receives that must not wait for each other.
   virtual void begin_batch() {}
   virtual void end_batch() {}

@@ -20,10 +20,7 @@ class Request {
   /// Makes one step; never waits. True once complete; throws Error if the operation failed.
   virtual bool poll() = 0;
   /// Sleeps until the operation may be complete or `limit` has passed. False: this library cannot sleep.
-  virtual bool block(std::chrono::nanoseconds limit) {
-    static_cast<void>(limit);
-    return false;
-  }
+  virtual bool block(std::chrono::nanoseconds /*limit*/) { return false; }
   /// A thread waits for this operation: stop batching and issue it now. Cheap; may be called more than once.
   virtual void expedite() {}
   /// Names the operation that must be issued before this one, for error messages; empty once this one is issued.
