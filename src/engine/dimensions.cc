@@ -19,13 +19,14 @@ DimensionsCommunicator::DimensionsCommunicator(std::span<const Part> parts, cons
       targets_(std::make_shared<Targets>(parts.size())),
       executor_(std::make_shared<Executor>(true, std::vector{&dimensions.entry.progress})) {
   for (std::size_t i = 0; i < parts.size(); ++i) {
-    if (parts[i].group == nullptr) continue;
-    auto* candidate = parts[i].group->find(parts[i].candidate);
+    const auto& [group, name] = parts[i];
+    if (group == nullptr) continue;
+    auto* candidate = group->find(name);
     if (candidate == nullptr || candidate->streams) {
       throw Error(ErrorCode::InvalidArgument,
-                  "backend: expected a library of the host for each dimension, got " + parts[i].candidate);
+                  "backend: expected a library of the host for each dimension, got " + name);
     }
-    (*targets_)[i].group = parts[i].group;
+    (*targets_)[i].group = group;
     (*targets_)[i].candidate.emplace(*candidate);
   }
 }

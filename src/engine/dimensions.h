@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "engine/executor.h"
@@ -31,10 +32,7 @@ class DimensionsCommunicator : public Communicator {
  public:
   /// A group, with the candidate to use on it; null where the rank has no communicator. Nothing else may be issued on
   /// it.
-  struct Part {
-    std::shared_ptr<Group> group;
-    std::string candidate;
-  };
+  using Part = std::pair<std::shared_ptr<Group>, std::string>;
 
   bool supports(const Call& call) const override;
   void issue(const Call& call, Lane& lane) override;

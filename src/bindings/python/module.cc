@@ -71,14 +71,6 @@ std::shared_ptr<Group> make_group(std::string name, std::vector<int> ranks, int 
   return std::make_shared<Group>(std::move(spec));
 }
 
-// `parts`: for each of Lines::Part a group, or None, and the candidate's name.
-void connect_lines(Group& group, const std::string& name, std::vector<std::vector<int>> lines,
-                   const std::vector<std::pair<std::shared_ptr<Group>, std::string>>& parts) {
-  LineParts made;
-  for (std::size_t i = 0; i < made.size(); ++i) made[i] = {parts.at(i).first, parts.at(i).second};
-  connect_hierarchy(group, name, std::move(lines), made);
-}
-
 // The members of each of Lines::Part for a rank.
 std::vector<std::vector<int>> members_of_lines(std::vector<std::vector<int>> lines, int rank) {
   const Lines made(std::move(lines));
@@ -153,7 +145,7 @@ GroupClass add_group(py::module_& module) {
            py::arg("device") = 0)
       .def("_connect", connect, py::arg("backend"), py::arg("path"), py::arg("existing"), py::arg("store") = py::none())
       .def("_connect_striped", connect_striped, py::arg("first"), py::arg("second"))
-      .def("_connect_hierarchy", connect_lines, py::arg("backend"), py::arg("lines"), py::arg("parts"))
+      .def("_connect_hierarchy", connect_hierarchy, py::arg("backend"), py::arg("lines"), py::arg("parts"))
       .def("_streams", streams_of)
       .def("_set_stage", set_stage, py::arg("late"))
       .def("_has_stage", [](const Group& group) { return group.stage() != nullptr; })

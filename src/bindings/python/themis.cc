@@ -60,12 +60,10 @@ std::vector<StepRow> steps_of(const themis::Plan& plan) {
 
 // `parts`: for each dimension the group of the rank's line, and the candidate's name.
 void connect(Group& group, const std::string& name, const std::vector<NetworkRow>& network, Numbers ranks,
-             std::vector<bool> exchanges, const std::vector<std::pair<std::shared_ptr<Group>, std::string>>& parts) {
-  std::vector<DimensionsCommunicator::Part> made;
-  for (const auto& [line, candidate] : parts) made.push_back({line, candidate});
+             std::vector<bool> exchanges, const std::vector<DimensionsCommunicator::Part>& parts) {
   Grid grid{{}, std::move(ranks), std::move(exchanges)};
   for (const auto& row : network) grid.sizes.push_back(std::get<1>(row));
-  connect_themis(group, name, network_of(network), std::move(grid), made);
+  connect_themis(group, name, network_of(network), std::move(grid), parts);
 }
 
 std::optional<themis::Plan> plan_of_call(const std::vector<NetworkRow>& network, const std::string& name,
