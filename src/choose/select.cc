@@ -47,7 +47,7 @@ void Selector::reset(std::list<Candidate>& candidates, Tuning tuning) {
 void Selector::find_eligible() {
   eligible_.clear();
   for (auto& candidate : *candidates_) {
-    if (candidate.communicator->moves_data()) eligible_.push_back(&candidate);
+    if (candidate.backend.backend->moves_data()) eligible_.push_back(&candidate);
   }
   if (!eligible_.empty()) return;
   for (auto& candidate : *candidates_) eligible_.push_back(&candidate);

@@ -15,7 +15,6 @@ namespace mcr {
 
 DimensionsCommunicator::DimensionsCommunicator(std::span<const Part> parts, const Dimensions& dimensions)
     : whole_(dimensions.whole),
-      moves_data_(dimensions.moves_data),
       targets_(std::make_shared<Targets>(parts.size())),
       executor_(std::make_shared<Executor>(true, std::vector{&dimensions.entry.progress})) {
   for (std::size_t i = 0; i < parts.size(); ++i) {
@@ -75,28 +74,20 @@ void DimensionsCommunicator::abort() noexcept {
   }
 }
 
-Registry::Entry& add_over_dimensions(std::string_view algorithm, const std::vector<std::string>& parts,
-                                     bool moves_data) {
-  return CompositeBackend::add(over_dimensions(algorithm, parts),
-                               "collectives in steps over " + joined(parts, {}, ", then "), moves_data);
+Registry::Entry& add_over_dimensions(std::string_view algorithm, const std::vector<std::string>& parts) {
+  return CompositeBackend::add(over_dimensions(algorithm, parts), parts,
+                               "collectives in steps over " + joined(parts, {}, ", then "));
 }
 
 Dimensions dimensions_of(Group& group, const std::string& name) {
   auto* entry = Registry::instance().find(name);
-  const auto backends = CandidateName::parse(name).parts;
-  const auto& outermost = backends.back();
+  const auto outermost = CandidateName::parse(name).parts.back();
   const auto* whole = group.find(outermost);
   if (entry == nullptr || whole == nullptr) {
     throw Error(ErrorCode::InvalidArgument,
                 "expected " + outermost + " among the backends of group '" + group.spec().name + "'");
   }
-  // By the backends, and by the group's own communicators, as not every rank has one in each dimension.
-  const auto* over = dynamic_cast<const CompositeBackend*>(entry->backend.get());
-  const bool moves_data = over != nullptr && over->moves_data() && std::ranges::all_of(backends, [&](const auto& part) {
-                            const auto* candidate = group.find(part);
-                            return candidate == nullptr || candidate->communicator->moves_data();
-                          });
-  return {*entry, whole->communicator, moves_data};
+  return {*entry, whole->communicator};
 }
 
 }  // namespace mcr

@@ -20,7 +20,6 @@ namespace mcr {
 struct Dimensions {
   Registry::Entry& entry;
   std::shared_ptr<Communicator> whole;  // the outermost backend's
-  bool moves_data;                      // as Communicator::moves_data(); equal on all ranks
 };
 
 /// Throws InvalidArgument unless the candidate `name` is registered and the group has its outermost backend.
@@ -41,7 +40,6 @@ class DimensionsCommunicator : public Communicator {
   int largest_tag() const override { return whole_->largest_tag(); }
   bool packed() const override { return whole_->packed(); }
   int patience() const override;
-  bool moves_data() const override { return moves_data_; }
   void check() override;
   void abort() noexcept override;
 
@@ -65,13 +63,11 @@ class DimensionsCommunicator : public Communicator {
   using Targets = std::vector<Target>;
 
   const std::shared_ptr<Communicator> whole_;
-  const bool moves_data_;
   std::shared_ptr<Targets> targets_;
   std::shared_ptr<Executor> executor_;
 };
 
-/// The entry of an algorithm over dimensions, such as "hier(first,...)". `moves_data`: as in CompositeBackend::add().
-Registry::Entry& add_over_dimensions(std::string_view algorithm, const std::vector<std::string>& parts,
-                                     bool moves_data);
+/// The entry of an algorithm over dimensions, such as "hier(first,...)".
+Registry::Entry& add_over_dimensions(std::string_view algorithm, const std::vector<std::string>& parts);
 
 }  // namespace mcr

@@ -85,9 +85,6 @@ class Communicator {
   virtual int largest_tag() const { return std::numeric_limits<int>::max(); }
   /// True for a library whose vectored forms take counts but no displacements: blocks must be contiguous.
   virtual bool packed() const { return false; }
-  /// Whether calls do what they say. A backend for measurements may not: calls use it only where they name it, or where
-  /// their group has no other.
-  virtual bool moves_data() const { return true; }
   /// The kind of device on whose streams issue() enqueues; none for a host library. If set, only tensors of that kind
   /// reach issue(), and every lane is a stream.
   virtual std::optional<DeviceType> streams() const { return std::nullopt; }
@@ -175,16 +172,20 @@ class Backend {
   /// Collective over the members of the group. Throws Error if the library fails, and what `spec.check` and the store
   /// throw: a wait in the store ends at the group's timeout, or when the group loses a rank.
   virtual std::unique_ptr<Communicator> connect(const GroupSpec& spec) = 0;
+  /// Whether calls do what they say. A backend for measurements may not: calls use it only where they name it, or where
+  /// their group has no other. Equal on all ranks.
+  virtual bool moves_data() const { return true; }
   /// Ends the library if this backend started it. No call is issued afterwards.
   virtual void shutdown() {}
 };
 
-inline constexpr int kPluginVersion = 17;
+inline constexpr int kPluginVersion = 18;
 
 /// The type of the symbol `mcr_dl_plugin` in a backend's module.
 struct Plugin {
   int version;  // the kPluginVersion with which the module was compiled
-  /// `library`: path of the library to use, for modules that bind it at run time; else empty.
+  /// `library`: the library to use: its path, for a module that binds it at run time, its name, for an adapter of
+  /// several, else empty.
   std::unique_ptr<Backend> (*create)(const std::string& library);
 };
 

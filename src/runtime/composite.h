@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -14,12 +15,11 @@ namespace mcr {
 class CompositeBackend final : public Backend {
  public:
   CompositeBackend(std::string text, bool moves_data) : text_(std::move(text)), moves_data_(moves_data) {}
-  /// The entry with that name, which is made if there is none. `moves_data`: whether all parts do, as far as the caller
-  /// knows; equal on all ranks.
-  static Registry::Entry& add(const std::string& name, const std::string& text, bool moves_data = true);
-  bool moves_data() const { return moves_data_; }
+  /// The entry with that name, which is made if there is none. `parts`: the names of its parts, which are loaded.
+  static Registry::Entry& add(const std::string& name, std::span<const std::string> parts, const std::string& text);
 
   std::string library() const override { return text_; }
+  bool moves_data() const override { return moves_data_; }
   std::unique_ptr<Communicator> connect(const GroupSpec&) override { return nullptr; }
 
  private:

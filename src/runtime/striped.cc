@@ -47,7 +47,8 @@ void StripedCommunicator::abort() noexcept {
 }
 
 Registry::Entry& add_striped(const std::string& first, const std::string& second) {
-  return CompositeBackend::add(stripe_of(first, second), "messages cut over " + first + " and " + second);
+  return CompositeBackend::add(stripe_of(first, second), std::array{first, second},
+                               "messages cut over " + first + " and " + second);
 }
 
 }  // namespace mcr

@@ -47,7 +47,6 @@ class StripedCommunicator final : public Communicator {
   int largest_tag() const override { return std::min(first().largest_tag(), second().largest_tag()); }
   bool packed() const override { return first().packed(); }
   int patience() const override { return std::max(first().patience(), second().patience()); }
-  bool moves_data() const override { return first().moves_data() && second().moves_data(); }
   void check() override;
   void abort() noexcept override;
 

@@ -162,6 +162,7 @@ TEST(communicators_may_be_asked_for_while_the_group_changes) {
   ranks::Alone alone(made);
   Registry::Entry other;
   other.name = "other";
+  other.backend = std::make_unique<ranks::MadeBackend>(made);
   std::atomic<bool> stop{false};
   std::thread watcher([&] {
     while (!stop) {

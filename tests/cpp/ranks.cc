@@ -104,9 +104,10 @@ GroupSpec spec(int size, int rank) {
   return made;
 }
 
-Alone::Alone(Make communicator, int size, int rank, const std::string& backend) : group_(spec(size, rank)) {
+Alone::Alone(Make communicator, int size, int rank, const std::string& backend, bool moves_data)
+    : group_(spec(size, rank)) {
   entry_.name = backend;
-  entry_.backend = std::make_unique<MadeBackend>(std::move(communicator));
+  entry_.backend = std::make_unique<MadeBackend>(std::move(communicator), moves_data);
   group_.connect(entry_, 0);
 }
 

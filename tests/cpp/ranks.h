@@ -29,32 +29,30 @@ std::shared_ptr<mcr::Work> start(mcr::Group& group, mcr::Call call, mcr::Candida
 /// A communicator that has every operation and does nothing.
 class Nothing : public mcr::Communicator {
  public:
-  explicit Nothing(bool moves_data = true) : moves_data_(moves_data) {}
   bool supports(const mcr::Call&) const override { return true; }
   void issue(const mcr::Call&, mcr::Lane&) override {}
-  bool moves_data() const override { return moves_data_; }
-
- private:
-  const bool moves_data_;
 };
 
 /// A backend whose communicators a test makes.
 class MadeBackend : public mcr::Backend {
  public:
   using Make = std::function<std::unique_ptr<mcr::Communicator>()>;
-  explicit MadeBackend(Make make) : make_(std::move(make)) {}
+  explicit MadeBackend(Make make, bool moves_data = true) : make_(std::move(make)), moves_data_(moves_data) {}
   std::string library() const override { return "made by a test"; }
   std::unique_ptr<mcr::Communicator> connect(const mcr::GroupSpec&) override { return make_(); }
+  bool moves_data() const override { return moves_data_; }
 
  private:
   const Make make_;
+  const bool moves_data_;
 };
 
 /// A group of one process whose only backend makes `communicator`, for tests that need no second rank.
 class Alone {
  public:
   using Make = MadeBackend::Make;
-  explicit Alone(Make communicator, int size = 1, int rank = 0, const std::string& backend = "fake");
+  explicit Alone(Make communicator, int size = 1, int rank = 0, const std::string& backend = "fake",
+                 bool moves_data = true);
   mcr::Group& group() { return group_; }
   mcr::Registry::Entry& backend() { return entry_; }
 

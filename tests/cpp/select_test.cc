@@ -111,7 +111,7 @@ TEST(without_measurements_the_first_that_has_it) {
 }
 
 TEST(a_backend_that_moves_no_data_only_where_there_is_no_other) {
-  ranks::Alone idle([] { return std::make_unique<ranks::Nothing>(false); }, kRanks, 0, "idle");
+  ranks::Alone idle([] { return std::make_unique<ranks::Nothing>(); }, kRanks, 0, "idle", false);
   CHECK(idle.group().choose(call(Op::gather, 1)).name == "idle");
   ranks::Alone two([] { return std::make_unique<Declared>(false); }, kRanks, 0, "two");
   idle.group().connect(two.backend(), 0);

@@ -324,7 +324,7 @@ TEST(the_naps_are_those_of_the_more_patient_part) {
 }
 
 TEST(the_naps_are_those_of_the_most_patient_dimension) {
-  const auto& name = add_over_dimensions("hier", {"left", "right"}, true).name;
+  const auto& name = add_over_dimensions("hier", {"left", "right"}).name;
   for (const bool whole : {false, true}) {
     Two two(false, whole ? 4 : 1);
     const auto line = std::make_shared<Two>(false, whole ? 1 : 4);
@@ -335,12 +335,15 @@ TEST(the_naps_are_those_of_the_most_patient_dimension) {
   }
 }
 
-TEST(both_parts_must_move_data) {
-  Scripted::Script script;
-  const StripedCommunicator::Part moves{"left", std::make_shared<Scripted>(script)};
-  const StripedCommunicator::Part idle{"right", std::make_shared<ranks::Nothing>(false)};
-  CHECK(StripedCommunicator({moves, moves}).moves_data());
-  CHECK(!StripedCommunicator({moves, idle}).moves_data() && !StripedCommunicator({idle, moves}).moves_data());
+TEST(all_parts_must_move_data) {
+  const auto none = [] { return std::unique_ptr<Communicator>(); };
+  for (const bool moves : {false, true}) {
+    Registry::instance().add(moves ? "moving" : "idle", std::make_unique<ranks::MadeBackend>(none, moves));
+  }
+  CHECK(add_striped("moving", "moved").backend->moves_data());
+  CHECK(!add_striped("moving", "idle").backend->moves_data() && !add_striped("idle", "moving").backend->moves_data());
+  CHECK(add_over_dimensions("hier", {"moving", "moved"}).backend->moves_data());
+  CHECK(!add_over_dimensions("hier", {"idle", "moving"}).backend->moves_data());
 }
 
 TEST(its_parts_must_be_there) {

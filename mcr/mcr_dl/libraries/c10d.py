@@ -53,11 +53,11 @@ class TorchLibrary(Library):
         return self.unavailable() is None
 
     def locate(self) -> tuple[str, str]:
-        """The adapter."""
+        """The adapter, and torch's name of the backend."""
         reason = self.unavailable()
         if reason is not None:
             raise BackendUnavailableError(reason, absent=self.automatic)
-        return module_path(_ADAPTER), ""
+        return module_path(_ADAPTER), self.name
 
     def argument(self, store: c10d.Store, group: _C.Group) -> object:
         """Torch's object, which the adapter calls."""
@@ -110,7 +110,6 @@ class _Gloo(TorchLibrary):
 
 class _Fake(TorchLibrary):
     measured = False
-    moves_data = False
 
     def _missing(self) -> str | None:
         return None if importlib.util.find_spec(_FAKE_MODULE) else f"this torch has no {_FAKE_MODULE}"

@@ -55,7 +55,6 @@ class Library:
     variable = ""  # the environment variable that names its library, and thereby asks for the backend
     devices: tuple[str, ...] = ("cpu",)  # whose memory its calls take; device tensors reach host libraries by staging
     measured = True  # whether benchmarks and tuning measure it
-    moves_data = True  # as its communicators answer: a group may use parts of it without a communicator on each rank
     starts_collectively = False  # whether its library starts on all ranks together, so that init must name it
     meets = False  # whether the members meet before they connect: nothing ends a wait inside it if another one fails
     communicators = False  # whether it can work on a communicator that the program has made

@@ -10,7 +10,6 @@ class Null(Library):
     """For measurements of mcr_dl itself."""
 
     measured = False
-    moves_data = False
 
 
 LIBRARY = Null("null")

@@ -207,8 +207,7 @@ def load(name: str) -> str:
         for part in parts:
             load(part)
         if is_hierarchical(name):
-            moves_data = all(describe(each).moves_data for each in parts_of(name))
-            _C.add_over_dimensions(_C.CandidateName(name).algorithm, parts, moves_data)
+            _C.add_over_dimensions(_C.CandidateName(name).algorithm, parts)
         else:
             _C.add_striped(*parts)
         return ""

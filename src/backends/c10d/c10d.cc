@@ -273,10 +273,10 @@ class Waited : public Request {
 class C10dCommunicator : public OpMethods<C10dCommunicator> {
  public:
   /// Collective for gloo, whose ranks compare their hosts.
-  C10dCommunicator(c10::intrusive_ptr<c10d::Backend> backend, const GroupSpec& spec)
+  C10dCommunicator(c10::intrusive_ptr<c10d::Backend> backend, const GroupSpec& spec, bool fake)
       : backend_(std::move(backend)),
         gloo_(backend_->getBackendName() == "gloo"),
-        fake_(backend_->getBackendName() == "fake"),
+        fake_(fake),
         exchanges_(gloo_ && exchange_sends_no_more(hosts(spec))) {}
   C10dCommunicator(const C10dCommunicator&) = delete;
   C10dCommunicator& operator=(const C10dCommunicator&) = delete;
@@ -289,7 +289,6 @@ class C10dCommunicator : public OpMethods<C10dCommunicator> {
   }
 
   bool packed() const override { return true; }
-  bool moves_data() const override { return !fake_; }
   bool forms_match() const override { return true; }
   int largest_tag() const override { return kInternalTag - 1; }
 
@@ -463,7 +462,10 @@ class C10dCommunicator : public OpMethods<C10dCommunicator> {
 
 class C10dBackend : public Backend {
  public:
+  /// `name`: torch's, of the backend.
+  explicit C10dBackend(std::string_view name) : fake_(name == "fake") {}
   std::string library() const override { return "torch " TORCH_VERSION; }
+  bool moves_data() const override { return !fake_; }
 
   std::unique_ptr<Communicator> connect(const GroupSpec& spec) override {
     if (spec.existing == 0) {
@@ -477,11 +479,14 @@ class C10dBackend : public Backend {
                                                   std::to_string(backend->getSize()) + ", the group's member is rank " +
                                                   std::to_string(spec.rank) + " of " + std::to_string(spec.size()));
     }
-    return std::make_unique<C10dCommunicator>(std::move(backend), spec);
+    return std::make_unique<C10dCommunicator>(std::move(backend), spec, fake_);
   }
+
+ private:
+  const bool fake_;
 };
 
-std::unique_ptr<Backend> create(const std::string&) { return std::make_unique<C10dBackend>(); }
+std::unique_ptr<Backend> create(const std::string& name) { return std::make_unique<C10dBackend>(name); }
 
 }  // namespace
 

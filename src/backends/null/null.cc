@@ -10,12 +10,12 @@ class NullCommunicator : public Communicator {
  public:
   bool supports(const Call&) const override { return true; }
   void issue(const Call&, Lane&) override {}
-  bool moves_data() const override { return false; }
 };
 
 class NullBackend : public Backend {
  public:
   std::string library() const override { return "does nothing, for measuring"; }
+  bool moves_data() const override { return false; }
   std::unique_ptr<Communicator> connect(const GroupSpec&) override { return std::make_unique<NullCommunicator>(); }
 };
 

@@ -281,10 +281,10 @@ void add_registry(py::module_& module) {
       py::arg("first"), py::arg("second"));
   module.def(
       "add_over_dimensions",
-      [](const std::string& algorithm, const std::vector<std::string>& parts, bool moves_data) {
-        add_over_dimensions(algorithm, parts, moves_data);
+      [](const std::string& algorithm, const std::vector<std::string>& parts) {
+        add_over_dimensions(algorithm, parts);
       },
-      py::arg("algorithm"), py::arg("parts"), py::arg("moves_data"));
+      py::arg("algorithm"), py::arg("parts"));
   module.def("members_of_lines", members_of_lines, py::arg("lines"), py::arg("rank"));
   module.def("leave", [] {
     leave_process();
