@@ -22,7 +22,7 @@ from mcr_dl.base import agreement, blocks, launcher, stores
 from mcr_dl.base.errors import CollectiveTimeoutError, PeerLostError
 from mcr_dl.groups import survivors
 from mcr_dl.libraries import c10d, pmi
-from mcr_dl.runtime import lives, meetings, rounds, startup
+from mcr_dl.runtime import lives, meetings, rounds, startup, state
 from mcr_dl.tables import choice
 from mcr_dl.trace import _clock
 
@@ -287,6 +287,24 @@ def test_a_rank_that_goes_on_to_the_next_meeting(store: torch_dist.Store) -> Non
     assert mine.meet("call", 1, sum, 10.0) is None
     assert mine.problem == "expected all ranks to wait for the others, got another meeting on rank 1"
     assert mine.meet("call", 1, sum, 10.0) == 2
+
+
+def test_a_late_rank_waits_for_the_next_meeting(store: torch_dist.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as the call says, whatever the calls before it have said, and not for a lost rank."""
+    current = SimpleNamespace(launch=SimpleNamespace(rank=0, size=2), store=store, meetings=None)
+    monkeypatch.setattr(state, "current", lambda: current)
+    waits = []
+
+    def poll(condition: Callable[[], bool], limit: float, check: Callable[[], object], **_: object) -> bool:
+        waits.append((limit, check()))
+        return condition()
+
+    monkeypatch.setattr(rounds, "poll", poll)
+    for turn, seconds in enumerate((1800, 10)):
+        rounds.Round(torch_dist.PrefixStore("all", store), str(turn), 1, 2).close()
+        with pytest.raises(CollectiveTimeoutError, match="this rank came too late"):
+            meetings.meet_all("trace.save", timedelta(seconds=seconds))
+    assert waits == [(1800, {}), (10, {})]
 
 
 def test_a_meeting_deletes_what_earlier_ones_have_left(store: torch_dist.Store) -> None:

@@ -69,11 +69,9 @@ class Meetings:
 
     part: Part | None = None  # of the store, for the function that all ranks were in last, see meet_all()
 
-    def __init__(
-        self, store: torch_dist.Store, name: str, rank: int, size: int, *, next_in: float | None = None
-    ) -> None:
-        """``name``: of the object, equal on all ranks. ``next_in``: seconds for the others to come to the next one."""
-        self._name, self._next_in = name, NEXT if next_in is None else next_in
+    def __init__(self, store: torch_dist.Store, name: str, rank: int, size: int) -> None:
+        """``name``: of the object, equal on all ranks."""
+        self._name = name
         self._store: Any = own_connection(torch_dist.PrefixStore(name, store))
         self._rank, self._size = rank, size
         self.last = -1  # the number of the last meeting that this rank came to, equal on all ranks that did
@@ -81,27 +79,30 @@ class Meetings:
         self.problem = ""  # why the last meeting without a result had none
         self.absent: list[int] = []  # ranks that did not come to it in time
 
-    def meet(self, what: str, value: Any, decide: Decide, patience: float) -> Any:
+    def meet(self, what: str, value: Any, decide: Decide, patience: float, *, next_in: float = NEXT) -> Any:
         """The result of ``decide`` on the ranks' values (JSON's types, in rank order); None if it has none.
 
         It has none if a rank does not come within ``patience`` seconds after this one, has ended before it came, or
-        meets about something else (``what``), or if ``decide``, which runs on any rank, raises an error. Raises
+        meets about something else (``what``), or if ``decide``, which runs on any rank, raises an error; also if this
+        rank comes too late, and the others do not come to the next one within ``next_in`` seconds. Raises
         PeerLostError if the last rank to come has ended without an answer, or the store with its rank;
         CollectiveTimeoutError if the last rank does not answer.
         """
         with self._explained():
-            return self._meet(what, value, decide, patience)
+            return self._meet(what, value, decide, patience, next_in)
 
     def _count(self) -> int:
         self.last += 1
         return self.last
 
-    def _meet(self, what: str, value: Any, decide: Decide, patience: float) -> Any:
+    def _meet(self, what: str, value: Any, decide: Decide, patience: float, next_in: float) -> Any:
         mine = {"what": what, "value": value}
         if self._size == 1:
             self._count()
             return self._result(self._answer(decide, [mine]))
-        this_round, last = join(self._store, self._count, self._rank, self._size, mine, next_in=self._next_in)
+        this_round, last = join(
+            self._store, self._count, self._rank, self._size, mine, next_in=next_in, check=watch.lost
+        )
         self.undecided = not this_round.late
         if this_round.late:  # the others' calls may wait for this rank
             others = [rank for rank in range(self._size) if rank != self._rank]
@@ -205,9 +206,9 @@ def meet_all(function: str, patience: timedelta) -> torch_dist.Store:
     current = state.current()
     rank, size, seconds = current.launch.rank, current.launch.size, patience.total_seconds()
     if current.meetings is None:
-        current.meetings = Meetings(current.store, "all", rank, size, next_in=seconds)
+        current.meetings = Meetings(current.store, "all", rank, size)
     meetings: Meetings = current.meetings
-    if meetings.meet(function, None, len, seconds) is None:
+    if meetings.meet(function, None, len, seconds, next_in=seconds) is None:
         text = f"{function}: {meetings.problem}"
         if not meetings.absent:
             raise InvalidArgumentError(text)

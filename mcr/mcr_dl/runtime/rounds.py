@@ -200,16 +200,24 @@ class Round:
 
 
 def join(
-    store: torch_dist.Store, count: Callable[[], int], rank: int, size: int, value: Any, *, next_in: float = NEXT
+    store: torch_dist.Store,
+    count: Callable[[], int],
+    rank: int,
+    size: int,
+    value: Any,
+    *,
+    next_in: float = NEXT,
+    check: Callable[[], object] | None = None,
 ) -> tuple[Round, bool]:
     """Arrive at the next one of a series of rounds: that round, and whether this rank is the last one to come.
 
     A rank that comes to a round which the others have given up goes on to the next one if they come to that within
-    ``next_in`` seconds; otherwise the round is ``late``. ``count`` gives the keys of this rank's rounds.
+    ``next_in`` seconds; otherwise the round is ``late``. ``count`` gives the keys of this rank's rounds; ``check``:
+    as of ``poll``.
     """
     while True:
         turn = count()
         this_round = Round(store, str(turn), rank, size)
         last = this_round.arrive(value)
-        if not this_round.late or not poll(Round(store, str(turn + 1), rank, size).begun, next_in, size=size):
+        if not this_round.late or not poll(Round(store, str(turn + 1), rank, size).begun, next_in, check, size=size):
             return this_round, last
