@@ -45,6 +45,7 @@ def test_values(pools: Pools, world: int, function: str) -> None:
         striped.fused_in_any_order,
         striped.compressed_in_any_order,
         striped.ends,
+        striped.ends_in_a_group,
         striped.wrong_names,
     ],
     ids=lambda each: each.__name__,

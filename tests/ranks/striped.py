@@ -181,6 +181,18 @@ def ends() -> None:
     expect(NotInitializedError, lambda: mcr_dl.all_reduce(tensor, backend="stripe(gloo,mpi)"), "stripe(gloo,mpi)")
 
 
+def ends_in_a_group() -> None:
+    """Also calls of a group whose stripe is not among the job's backends."""
+    session.start("mpi", "gloo")
+    group = mcr_dl.new_group(backend=["mpi", "gloo", "stripe(gloo,mpi)"])
+    mcr_dl.finalize(["gloo"])
+    for each in (group, mcr_dl.split_group(group, [list(range(mcr_dl.get_world_size()))])):
+        assert mcr_dl.get_backends(each) == ["mpi"]
+        tensor = torch.ones(40_000)
+        mcr_dl.all_reduce(tensor, group=each)
+        assert tensor.eq(mcr_dl.get_world_size()).all()
+
+
 def wrong_names() -> None:
     """The parts of a name must exist, must be two, and must be known; the error says what was expected."""
     session.stop()

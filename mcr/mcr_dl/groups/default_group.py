@@ -130,8 +130,8 @@ def finalize(backends: str | Iterable[str] | None = None) -> None:
         if name not in current.backends:
             message = f"finalize: expected some of {', '.join(current.backends)}, got {name!r}"
             raise NotInitializedError(message)
-    names = [name for name in current.backends if {name, *registry.parts_of(name)} & set(names)]
-    if set(names) == set(current.backends):
+    names = [name for name in state.backends_in_use() if {name, *registry.parts_of(name)} & set(names)]
+    if set(names) >= set(current.backends):
         destroy_process_group()
         return
     for planner in current.planners:
