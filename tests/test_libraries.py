@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch.distributed as torch_dist
 import mcr_dl
 from harness import launchers
 from mcr_dl.base.errors import BackendUnavailableError
-from mcr_dl.libraries import registry
+from mcr_dl.libraries import mpi, registry
 from mcr_dl.libraries.c10d import TorchLibrary
 from mcr_dl.libraries.descriptor import MODULES, Library
 from mcr_dl.runtime.watched_store import WatchedStore
@@ -71,6 +72,19 @@ def test_a_library_that_fails_in_a_way_of_its_own(monkeypatch: pytest.MonkeyPatc
     found = registry.condition("mpi", 2, named=False)
     assert found.problem.startswith("backend 'mpi' is unavailable: UnicodeDecodeError: ")
     assert not found.absent
+
+
+def test_files_that_are_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search for MPI leaves them out; one that the variable names cannot be loaded, which the error says."""
+    (tmp_path / "libmpi.so.12").touch()
+    (tmp_path / "libmpi.so.40").symlink_to("nothing")
+    (tmp_path / "libmpich.so.12").write_bytes(b"\x7fELF" + bytes([2 if sys.maxsize > 2**32 else 1]))
+    monkeypatch.setattr(mpi, "_places", lambda: {(tmp_path, "in a test"): None})
+    found = [each.path for each in mpi._candidates() if each.how == "in a test"]
+    assert found == [str(tmp_path / "libmpich.so.12")]
+    monkeypatch.setenv("MCR_DL_MPI_LIB", str(tmp_path / "libmpi.so.12"))
+    with pytest.raises(BackendUnavailableError, match=r"libmpi\.so\.12 \(named by MCR_DL_MPI_LIB\) cannot be loaded"):
+        mpi.load()
 
 
 def test_what_auto_starts() -> None:

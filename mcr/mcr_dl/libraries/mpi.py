@@ -395,7 +395,7 @@ def _candidates() -> Iterator[MpiLibrary]:
     for place, how in _places():
         for path in sorted(place.glob("libmpi*.so*")):
             # libmpi.so itself may be a linker script.
-            if _FILE.fullmatch(path.name) and path.suffix != ".so":
+            if _FILE.fullmatch(path.name) and path.suffix != ".so" and _is_ours(str(path)):
                 yield MpiLibrary(str(path), _family(str(path)), how)
     for name in ("mpi", "mpich"):
         found = _of_the_system(name)
@@ -426,7 +426,7 @@ def _of_the_system(name: str) -> str | None:
 
 
 def _is_ours(path: str) -> bool:
-    """Whether the library has this process's word size: the cache may list libraries for others."""
+    """Whether the library can be read and has this process's word size: the cache may list libraries for others."""
     with suppress(OSError), open(path, "rb") as file:
         return file.read(5) == b"\x7fELF" + bytes([2 if sys.maxsize > 2**32 else 1])
     return False
@@ -454,8 +454,11 @@ def _places() -> dict[tuple[Path, str], None]:
 
 def _family(path: str) -> Family:
     """Find out the family from the library's symbols, without loading it; from its name if it has none to read."""
-    if os.path.isfile(path):
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return "openmpi" if content.find(b"\0ompi_mpi_comm_self\0") >= 0 else "mpich"
+    with (
+        suppress(OSError, ValueError),  # loading the library says why it cannot be read; an empty one cannot be mapped
+        open(path, "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+    ):
+        return "openmpi" if content.find(b"\0ompi_mpi_comm_self\0") >= 0 else "mpich"
     version = path.rpartition(".so.")[2].partition(".")[0]
     return "openmpi" if version in ("20", "40") else "mpich"
