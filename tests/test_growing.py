@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from types import SimpleNamespace
@@ -14,9 +15,12 @@ import pytest
 import torch.distributed as torch_dist
 
 import jobs
+import mcr_dl
 from harness import launchers
 from mcr_dl import _C
+from mcr_dl.base import launcher
 from mcr_dl.groups import applicants
+from mcr_dl.runtime import lives
 from mcr_dl.testing.nursery import Child, Nursery
 from mcr_dl.watch._losses import Losses, process_of
 from waiting import await_true
@@ -150,6 +154,25 @@ def test_no_group_takes_the_process(nursery: Nursery) -> None:
     jobs.end(nursery, [other])
     jobs.expect([other], jobs.REPORTED, "CollectiveTimeoutError: rejoin: no group has taken this process for rank 2")
     job.end(job.rejoin(1))
+
+
+@pytest.mark.parametrize("when", ["before", "while it waits"])
+def test_the_store_ends(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    """With the process that serves it: the error is one of mcr_dl."""
+    server = [torch_dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)]
+    store = torch_dist.TCPStore("localhost", server[0].port)
+    if when == "before":
+        server.clear()
+    else:
+        lives.separate(server[0], launcher.stated(0, 1), timedelta(seconds=10))
+
+    def poll(condition: Callable[[], bool], *_: object, **__: object) -> bool:
+        server.clear()
+        return condition()
+
+    monkeypatch.setattr(applicants, "poll", poll)
+    with pytest.raises(mcr_dl.BackendError, match="rejoin: the job's store cannot be reached"):
+        mcr_dl.rejoin(store=store, rank=1, world_size=2)
 
 
 def test_a_library_of_the_whole_job_is_left_out(nursery: Nursery) -> None:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as torch_dist
 
 from mcr_dl import _C, watch
-from mcr_dl.base import variables
+from mcr_dl.base import stores, variables
 from mcr_dl.base.errors import InvalidArgumentError, UnsupportedError
 from mcr_dl.groups import applicants, factory, group_options, lifecycle, start_log, survivors, torch_groups
 from mcr_dl.passes import chain
@@ -81,8 +81,9 @@ def rejoin(
         passes: as for init_process_group, and equal to the other ranks' passes.
 
     Raises CollectiveTimeoutError if no group takes this process in time, InvalidArgumentError if the runtime or torch's
-    default group runs already or a variable of the environment has a wrong value, and BackendUnavailableError, on all
-    ranks, if this process cannot use a backend or has other passes.
+    default group runs already or a variable of the environment has a wrong value, BackendError if the job's store
+    cannot be reached any more, and BackendUnavailableError, on all ranks, if this process cannot use a backend or has
+    other passes.
     """
     if state.has_begun() or torch_dist.is_initialized():
         message = "rejoin: expected a new process, got one whose default group is initialized"
@@ -92,9 +93,13 @@ def rejoin(
     limit = state.DEFAULT_TIMEOUT if timeout is None else _C.timeout(timeout)
     launch, met = lifecycle.launch_at(init_method, rank, world_size, store, limit)
     start_log.show(launch.rank)
-    store = lives.newest(rendezvous.meet(launch, init_method, limit) if met is None else met)
+    met = rendezvous.meet(launch, init_method, limit) if met is None else met
     specifications, device = lifecycle.specified(passes), devices.own(device_id)  # before other ranks wait for this one
-    answer = applicants.apply(store, launch.rank, limit)
+    try:
+        store = lives.newest(met)
+        answer = applicants.apply(store, launch.rank, limit)
+    except stores.STORE_ERRORS as error:
+        survivors.raise_named("rejoin", error)
     begin = partial(applicants.begin, answer, launch, store, device, specifications)
     try:
         current = lifecycle.start_again(answer.former, begin)

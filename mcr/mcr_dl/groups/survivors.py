@@ -52,8 +52,8 @@ class _Outcome(NamedTuple):
     broken: bool  # the former group has lost a rank
 
 
-def _raise(what: str, error: Exception) -> NoReturn:
-    """Say that the store is gone if the error is one of it, else raise the error."""
+def raise_named(what: str, error: Exception) -> NoReturn:
+    """Say that the store is gone if the error is one of it, else raise the error. ``what``: the function called."""
     if isinstance(error, McrError) or not isinstance(error, stores.STORE_ERRORS):
         raise error
     message = f"{what}: the job's store cannot be reached, so the ranks cannot agree: {error}"
@@ -97,7 +97,7 @@ class _Steps:
                 self._store.delete_key(self._before)
             self._before = mine
         except stores.STORE_ERRORS as error:
-            _raise(self._what, error)
+            raise_named(self._what, error)
         if isinstance(outcome, str):
             raise CollectiveTimeoutError(outcome)
         ranks, words, places, invited = outcome
@@ -261,7 +261,7 @@ class Forming:
             for each in invited:
                 text = f"lost rank {each.rank}: the process that was to take its place does not: {error}"
                 watch.give_up(each.rank, text)
-            _raise(self.what, error)
+            raise_named(self.what, error)
 
     def _meet_applicants(self, name: str, steps: _Steps) -> _Outcome:
         """Meet the other members; one of them looks for processes that wait. Those that are not taken may wait on."""
