@@ -152,7 +152,7 @@ class Forming:
         limit: the timeout of the new group's operations, and of each step.
         asked: the new group's backends; None: those of the former group that can go on.
         changed: the new group has other processes than the former one.
-        wish: for the form of torch's calls on the new group (forms.wish).
+        wish: for the form of torch's calls on the new group (group_options.wish).
         former: the former group; None in a process that comes back.
     """
 
