@@ -242,6 +242,13 @@ def test_passes_that_differ_between_ranks(nursery: Nursery, name: str, value: st
         assert text in rank.text
 
 
+def test_a_variable_of_a_library_that_differs_between_ranks(nursery: Nursery) -> None:
+    """All ranks raise: with unlike ones, some would connect at once, and others wait for them."""
+    for rank in start(nursery, ["on_rank", "1", "TORCH_GLOO_LAZY_INIT", "1", "gloo"], 2):
+        text = "TORCH_GLOO_LAZY_INIT: expected the same on all ranks, got unset on rank 0 and 1 on rank 1"
+        assert f"RAISED InvalidArgumentError: {text}" in rank.text
+
+
 @pytest.mark.parametrize(
     ("name", "value", "error", "text"),
     [

@@ -220,7 +220,8 @@ OTHERS = (
     ),
     (
         "`TORCH_GLOO_LAZY_INIT`",
-        "torch's; set to `1` while a group of more than 64 ranks is made on gloo, unless set already",
+        "torch's; set to `1` while a group of more than 64 ranks is made on gloo, unless set already; "
+        "equal on all ranks",
     ),
     (
         "`MPIR_CVAR_{ALLREDUCE,BARRIER,BCAST,REDUCE}_POSIX_INTRA_ALGORITHM`",

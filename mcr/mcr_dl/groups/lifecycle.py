@@ -232,6 +232,7 @@ def _agree(
     libraries = {name: status[name] for name in current.backends}
     facts = {**choice.facts(libraries, tuning_table), "debug": "detail" if current.detail else "off"}
     facts |= {"topology": topologies.own(), "job": uuid.uuid4().hex, "passes": chain.terms_of(current.passes)}
+    facts["variables"] = registry.equal_variables()
 
     def themis(grid: _C.Topology | None) -> list[str]:
         return startup.over_dimensions(grid, agreed) if unnamed else []
@@ -245,6 +246,8 @@ def _agree(
 
     def answered(values: list[dict[str, Any]]) -> dict[str, Any]:
         agreement.require_equal("passes", [value["passes"] for value in values])
+        for name in values[0]["variables"]:
+            agreement.require_equal(name, [value["variables"][name] for value in values])
         return {**decide(values), "job": values[0]["job"]}
 
     answer = agreement.agree(store, rank, size, "facts", facts, answered)

@@ -86,6 +86,7 @@ class TorchLibrary(Library):
 class _Gloo(TorchLibrary):
     automatic = True
     networks = True
+    equal_variables = (_LATE,)
 
     def _missing(self) -> str | None:
         return None if dist.is_gloo_available() else "this torch is built without gloo"
@@ -93,7 +94,7 @@ class _Gloo(TorchLibrary):
     def reads_later(self, size: int) -> bool:
         """Whether two ranks connect when they first need it: in a large group, unless the user decides.
 
-        Equal on the group's ranks, as it depends on nothing that a process has done before.
+        Equal on the group's ranks, as the variable is, and nothing else that a process has done before decides.
         """
         decided = os.environ.get(_LATE, "").lower()
         return decided in ("1", "t", "true", "y", "yes") if decided else size > _MESH

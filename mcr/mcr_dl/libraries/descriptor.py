@@ -60,6 +60,7 @@ class Library:
     communicators = False  # whether it can work on a communicator that the program has made
     networks = False  # whether hierarchies use it between hosts, and stripes use it for one of several networks
     rendezvous = False  # whether its ranks find each other without a store
+    equal_variables: tuple[str, ...] = ()  # of the environment: unlike ones let its ranks wait for each other
     # Measured by bench/fusion.py for gloo (docs/results/fusion.md).
     fusion = FusionLimits(1 << 20, 1000, 1 << 16)
     recorder = "gloo"  # its name for torch's flight recorder, which takes all host libraries for gloo

@@ -65,6 +65,11 @@ def rendezvous() -> str:
     return next(each.name for each in DESCRIBED if each.rendezvous)
 
 
+def equal_variables() -> dict[str, str]:
+    """The values, here, of the libraries' variables of the environment that must be equal on all ranks."""
+    return {name: os.environ.get(name) or "unset" for each in DESCRIBED for name in each.equal_variables}
+
+
 def first_for(device: str) -> str:
     """The backend that is tried first for the memory of a device, of those that reach all hosts."""
     libraries = map(describe, known_names())
