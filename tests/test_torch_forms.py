@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import pytest
+from torch.distributed.algorithms.join import Join
 
 import jobs
 from harness import Pools
+from mcr_dl.groups import torch_groups
 from mcr_dl.testing.nursery import Nursery
 from ranks import session, torch_forms
 
@@ -38,6 +41,20 @@ def test_on_ranks(pools: Pools, case: str, backend: str, world: int) -> None:
 def test_on_two_ranks(pools: Pools, function: Callable[[], None]) -> None:
     """See the function's docstring."""
     pools.get("processes", 2).run(function, limit=120)
+
+
+def test_joins_that_another_package_has_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are noticed all the same, by one function."""
+
+    @functools.wraps(object.__init__)
+    def theirs(*_: object) -> None: ...
+
+    monkeypatch.setattr(Join, "__init__", theirs)
+    torch_groups._notice_joins()
+    noticed = vars(Join)["__init__"]
+    assert noticed.__wrapped__ is theirs
+    torch_groups._notice_joins()
+    assert vars(Join)["__init__"] is noticed
 
 
 @pytest.mark.parametrize("detail", [False, True], ids=["timeout", "detail"])

@@ -234,7 +234,7 @@ def _notice_joins() -> None:
     from torch.distributed.algorithms.join import Join
 
     make = Join.__init__
-    if hasattr(make, "__wrapped__"):
+    if hasattr(make, "mcr_dl_notices_joins"):
         return
 
     @functools.wraps(make)
@@ -245,6 +245,7 @@ def _notice_joins() -> None:
             changes.agree(group, "Join", None)
             group._set_any_form(True)
 
+    notice.mcr_dl_notices_joins = True  # type: ignore[attr-defined]
     Join.__init__ = notice  # type: ignore[assignment, method-assign]
 
 
