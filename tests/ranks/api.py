@@ -294,7 +294,9 @@ def coalescing(backend: str) -> None:
         for output in outputs:
             mcr_dl.all_gather_into_tensor(output, torch.full((3,), 2.0), backend=backend)
     assert len(manager.works) == 3
-    manager.wait()
+    assert manager.wait(timedelta(seconds=60))
+    assert manager.is_completed()
+    assert manager.wait()
     assert all(bool((output == 2.0).all()) for output in outputs)
 
     def nested() -> None:

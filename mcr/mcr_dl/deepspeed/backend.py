@@ -9,7 +9,6 @@ name. DeepSpeed's switches (``backward_comm_off`` and others) turn off what they
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from datetime import timedelta
 from importlib import import_module
@@ -38,28 +37,6 @@ _REDUCTIONS = {
 }
 _SUM = torch_dist.ReduceOp.SUM
 Tensors = Sequence[torch.Tensor]
-
-
-class CoalescedWork:
-    """The works of a coalesced call."""
-
-    def __init__(self, works: list[_C.Work]) -> None:
-        self.works = works
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait for all works; ``timeout`` is that of all together."""
-        if timeout is None:
-            return all(work.wait() for work in self.works)
-        end = time.monotonic() + timeout.total_seconds()
-        return all(work.wait(timedelta(seconds=max(end - time.monotonic(), 0.001))) for work in self.works)
-
-    def is_completed(self) -> bool:
-        """Whether all works are complete."""
-        return all(work.is_completed() for work in self.works)
-
-
-def _coalesced(manager: batches.CoalescingManager, group: Any) -> CoalescedWork | None:
-    return None if handles.not_a_member(group) else CoalescedWork(manager.works)
 
 
 def _own_device() -> torch.device | None:
@@ -158,13 +135,13 @@ class McrBackend(TorchBackend):  # type: ignore[misc]
 
     def all_reduce_coalesced(
         self, tensors: Tensors, op: Any = _SUM, group: Any = None, async_op: bool = False
-    ) -> CoalescedWork | None:
+    ) -> batches.CoalescingManager | None:
         """all_reduce of several tensors that start together."""
         reduction = self._reduce_op(op)
         with batches.coalescing_manager(group, async_ops=async_op) as manager:
             for tensor in tensors:
                 _C.all_reduce(tensor, reduction, group)
-        return _coalesced(manager, group) if async_op else None
+        return manager if async_op and not handles.not_a_member(group) else None
 
     def reduce(
         self, tensor: torch.Tensor, dst: int, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
@@ -215,12 +192,12 @@ class McrBackend(TorchBackend):  # type: ignore[misc]
 
     def all_gather_coalesced(
         self, output_tensors: Tensors, input_tensors: Tensors, group: Any = None, async_op: bool = False
-    ) -> CoalescedWork | None:
+    ) -> batches.CoalescingManager | None:
         """all_gather_into_tensor of several pairs that start together."""
         with batches.coalescing_manager(group, async_ops=async_op) as manager:
             for output, input in zip(output_tensors, input_tensors, strict=True):
                 _C.all_gather_into_tensor(output, input, group)
-        return _coalesced(manager, group) if async_op else None
+        return manager if async_op and not handles.not_a_member(group) else None
 
     def all_to_all_single(
         self,

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -125,10 +127,19 @@ class CoalescingManager:
         """Add a work to wait for."""
         self.works.append(work)
 
-    def wait(self) -> None:
-        """Wait for all works."""
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for all works and return True; ``timeout`` is that of all together. Raises as a work does."""
+        end = None if timeout is None else time.monotonic() + timeout.total_seconds()
         for work in self.works:
-            work.wait()
+            if end is None:
+                work.wait()
+            else:
+                work.wait(timedelta(seconds=max(end - time.monotonic(), 0.001)))  # 0 would be the call's own
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether all works have ended."""
+        return all(work.is_completed() for work in self.works)
 
 
 _active = threading.local()
