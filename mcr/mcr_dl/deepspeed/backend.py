@@ -3,7 +3,8 @@
 
 Import it only where DeepSpeed is installed. It follows ``deepspeed.comm.torch.TorchBackend``, its base class, method by
 method; only symmetric memory stays torch's own. A method without a docstring is torch.distributed's function of that
-name. DeepSpeed's switches (``backward_comm_off`` and others) turn off what they turn off in TorchBackend.
+name, most of them mcr_dl's own, which take DeepSpeed's arguments. DeepSpeed's switches (``backward_comm_off`` and
+others) turn off what they turn off in TorchBackend.
 """
 
 from __future__ import annotations
@@ -107,12 +108,6 @@ class McrBackend(TorchBackend):  # type: ignore[misc]
     def get_reduce_scatter_function(cls) -> Any:
         return _C.reduce_scatter_tensor
 
-    def has_all_gather_into_tensor(self) -> bool:
-        return True
-
-    def has_reduce_scatter_tensor(self) -> bool:
-        return True
-
     def _reduce_op(self, op: Any) -> Any:
         """DeepSpeed's reduction as torch's; torch's own stay as they are."""
         if not isinstance(op, ReduceOp):
@@ -177,10 +172,7 @@ class McrBackend(TorchBackend):  # type: ignore[misc]
             return Noop()
         return _C.all_gather(tensor_list, tensor, group, async_op)
 
-    def all_gather_into_tensor(
-        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any = None, async_op: bool = False
-    ) -> Any:
-        return _C.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
+    all_gather_into_tensor = _C.all_gather_into_tensor
 
     def all_gather_base(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any = None, async_op: bool = False
@@ -199,61 +191,21 @@ class McrBackend(TorchBackend):  # type: ignore[misc]
                 _C.all_gather_into_tensor(output, input, group)
         return manager if async_op and not handles.not_a_member(group) else None
 
-    def all_to_all_single(
-        self,
-        output: torch.Tensor,
-        input: torch.Tensor,
-        output_split_sizes: Sequence[int] | None = None,
-        input_split_sizes: Sequence[int] | None = None,
-        group: Any = None,
-        async_op: bool = False,
-    ) -> Any:
-        return _C.all_to_all_single(output, input, output_split_sizes, input_split_sizes, group, async_op)
-
-    def all_to_all(
-        self, output_tensor_list: Tensors, input_tensor_list: Tensors, group: Any = None, async_op: bool = False
-    ) -> Any:
-        return _C.all_to_all(output_tensor_list, input_tensor_list, group, async_op)
-
-    def gather(
-        self, tensor: torch.Tensor, gather_list: Any = None, dst: int = 0, group: Any = None, async_op: bool = False
-    ) -> Any:
-        return _C.gather(tensor, gather_list, dst, group, async_op)
-
-    def scatter(
-        self, tensor: torch.Tensor, scatter_list: Any = None, src: int = 0, group: Any = None, async_op: bool = False
-    ) -> Any:
-        return _C.scatter(tensor, scatter_list, src, group, async_op)
-
-    def broadcast_object_list(
-        self, object_list: list[Any], src: int, group: Any = None, device: torch.device | None = None
-    ) -> None:
-        objects.broadcast_object_list(object_list, src, group, device)
-
-    def all_gather_object(self, object_list: list[Any], obj: Any, group: Any = None) -> None:
-        objects.all_gather_object(object_list, obj, group)
-
-    def barrier(self, group: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
-        return _C.barrier(group, async_op, device_ids)
-
-    def monitored_barrier(
-        self, group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
-    ) -> None:
-        barriers.monitored_barrier(group, timeout, wait_all_ranks)
+    all_to_all_single = _C.all_to_all_single
+    all_to_all = _C.all_to_all
+    gather = _C.gather
+    scatter = _C.scatter
+    barrier = _C.barrier
+    broadcast_object_list = staticmethod(objects.broadcast_object_list)
+    all_gather_object = staticmethod(objects.all_gather_object)
+    monitored_barrier = staticmethod(barriers.monitored_barrier)
 
     # ---- point-to-point
 
-    def send(self, tensor: torch.Tensor, dst: int, group: Any = None, tag: int = 0) -> Any:
-        return _C.send(tensor, dst, group, tag)
-
-    def recv(self, tensor: torch.Tensor, src: int | None = None, group: Any = None, tag: int = 0) -> Any:
-        return _C.recv(tensor, src, group, tag)
-
-    def isend(self, tensor: torch.Tensor, dst: int, group: Any = None, tag: int = 0) -> Any:
-        return _C.isend(tensor, dst, group, tag)
-
-    def irecv(self, tensor: torch.Tensor, src: int | None = None, group: Any = None, tag: int = 0) -> Any:
-        return _C.irecv(tensor, src, group, tag)
+    send = _C.send
+    recv = _C.recv
+    isend = _C.isend
+    irecv = _C.irecv
 
     def batch_isend_irecv(self, p2p_op_list: Sequence[Any]) -> list[_C.Work]:
         """Start DeepSpeed's P2POps together; returns their works."""
@@ -263,30 +215,14 @@ class McrBackend(TorchBackend):  # type: ignore[misc]
 
     # ---- groups
 
-    def get_rank(self, group: Any = None) -> int:
-        return queries.get_rank(group)
-
-    def get_world_size(self, group: Any = None) -> int:
-        return queries.get_world_size(group)
-
-    def is_initialized(self) -> bool:
-        return state.is_initialized()
-
-    def get_backend(self, group: Any = None) -> str:
-        return queries.get_backend(group)
-
-    def new_group(self, ranks: Any) -> Any:
-        return making.new_group(ranks)
-
-    def get_global_rank(self, group: Any, group_rank: int) -> int:
-        return queries.get_global_rank(group, group_rank)
-
-    def get_world_group(self) -> Any:
-        return torch_groups.world()
-
-    def destroy_process_group(self, group: Any = None) -> None:
-        """End a group, or the runtime; nothing on a rank that is not a member, as in torch."""
-        default_group.destroy_process_group(group)
+    get_rank = staticmethod(queries.get_rank)
+    get_world_size = staticmethod(queries.get_world_size)
+    get_backend = staticmethod(queries.get_backend)
+    get_global_rank = staticmethod(queries.get_global_rank)
+    is_initialized = staticmethod(state.is_initialized)
+    new_group = staticmethod(making.new_group)
+    get_world_group = staticmethod(torch_groups.world)
+    destroy_process_group = staticmethod(default_group.destroy_process_group)
 
     def init_device_mesh(self, mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...]) -> Any:
         """torch's DeviceMesh, with groups of mcr_dl even if torch's default group belongs to another backend."""
