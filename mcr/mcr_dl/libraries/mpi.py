@@ -25,7 +25,7 @@ from mcr_dl.base import launcher as launchers
 from mcr_dl.base.errors import BackendUnavailableError
 from mcr_dl.libraries import pmix
 from mcr_dl.libraries.descriptor import FusionLimits, Library, mapped_files, module_path
-from mcr_dl.libraries.pmi import PmiResponder
+from mcr_dl.libraries.pmi import PmiResponder, Responder
 from mcr_dl.libraries.pmix import PmixError, PmixResponder
 
 Family = Literal["mpich", "openmpi"]
@@ -118,7 +118,7 @@ class Mpi(Library):
     starts_collectively = True
     fusion = FusionLimits(1 << 18, 200, 1 << 15)  # measured by bench/fusion.py (docs/results/fusion.md)
 
-    _responder: PmiResponder | PmixResponder | None = None
+    _responder: Responder | None = None
     _world: _World | None = None  # once the start has begun, which happens once in a process
     _runs = False
 
@@ -244,7 +244,7 @@ MPICH = Mpi("mpich", "mpich")
 OPENMPI = Mpi("openmpi", "openmpi")
 
 
-def _respond(library: MpiLibrary, store: Store, rank: int, size: int) -> PmiResponder | PmixResponder:
+def _respond(library: MpiLibrary, store: Store, rank: int, size: int) -> Responder:
     """Answer the library's MPI_Init from now on. Raises BackendUnavailableError if that cannot start."""
     if library.family == "mpich":
         return PmiResponder(store, rank, size)

@@ -14,7 +14,8 @@ import selectors
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from enum import Enum, auto
 
@@ -23,6 +24,7 @@ from torch.distributed import PrefixStore, Store
 from mcr_dl.base import blocks, launcher
 from mcr_dl.base.stores import own_connection
 
+TIMEOUT = timedelta(minutes=5)  # for other ranks in MPI_Init and MPI_Finalize
 _MAPPING = "PMI_process_mapping"
 _KEY_LENGTH = 64
 _VALUE_LENGTH = 1024
@@ -46,26 +48,60 @@ def process_mapping(hosts: Sequence[str]) -> str:
     return "(vector," + ",".join(f"({first},{nodes},{each})" for first, nodes, each in packed) + ")"
 
 
-class PmiResponder:
+class Responder(ABC):
     """Plays the MPI launcher for this process; the store replaces the launcher's own network.
 
-    Construct it on every rank before MPI_Init; it sets ``PMI_FD``, ``PMI_RANK`` and ``PMI_SIZE`` in the environment, as
-    a launcher does, and `hide()` removes them once MPI has read them.
+    Construct it on every rank before MPI_Init; it sets the variables that MPI reads in the environment, as a launcher
+    does, and `hide()` removes them once MPI has read them.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, *, timeout: timedelta = timedelta(minutes=5)) -> None:
-        """Start answering. `timeout` is how long one rank waits for the others in MPI_Init and MPI_Finalize."""
-        self._rank = rank
-        self._size = size
-        self._timeout = timeout
+    def __init__(self, store: Store, name: str, rank: int, size: int, timeout: timedelta) -> None:
+        """``name``: of its part of the store; ``timeout``: how long one rank waits for the others."""
+        self._rank, self._size, self._timeout = rank, size, timeout
         self._given = store  # kept alive: it may be the store that serves all ranks
-        self._store = PrefixStore("mcr_dl/pmi", own_connection(store))
-        self._barriers = 0
+        self._store = PrefixStore(f"mcr_dl/{name}", own_connection(store))
         self._leaving, self._gone = threading.Event(), threading.Event()
+        self._process = os.getpid()
+        self._environment: dict[str, str] = {}
+
+    def hide(self) -> None:
+        """Remove the variables that still have these values, so that child programs do not see them."""
+        for name, value in self._environment.items():
+            if os.environ.get(name) == value:
+                del os.environ[name]
+
+    def leave(self) -> None:
+        """Treat MPI's requests from now on as part of its finalization."""
+        self._leaving.set()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop answering. Call it at exit, or once MPI_Finalize has returned."""
+
+    def _wait(self, keys: list[str]) -> None:
+        """Wait for keys. After ``leave()``, the other ranks may be gone, and the thread must not be inside the store
+        when Python ends: then this raises RuntimeError as soon as ``_gone`` is set.
+        """
+        if not self._leaving.is_set():
+            self._store.wait(keys, self._timeout)
+            return
+        while not self._store.check(keys):
+            if self._gone.wait(_PAUSE):
+                raise RuntimeError("the process ends")
+
+
+class PmiResponder(Responder):
+    """The responder for libraries of the MPICH family, with ``PMI_FD``, ``PMI_RANK`` and ``PMI_SIZE``."""
+
+    def __init__(self, store: Store, rank: int, size: int, *, timeout: timedelta = TIMEOUT) -> None:
+        """Start answering. `timeout` is how long one rank waits for the others in MPI_Init and MPI_Finalize."""
+        super().__init__(store, "pmi", rank, size, timeout)
+        self._barriers = 0
         self._state = _State.UNUSED
+        maxes = f"kvsname_max={_KEY_LENGTH} keylen_max={_KEY_LENGTH} vallen_max={_VALUE_LENGTH}"
         self._commands: dict[str, Callable[[dict[str, str]], str]] = {
-            "init": self._init,
-            "get_maxes": self._get_maxes,
+            "init": lambda _: "cmd=response_to_init rc=0 pmi_version=1 pmi_subversion=1",
+            "get_maxes": lambda _: f"cmd=maxes rc=0 {maxes}",
             "get_appnum": lambda _: "cmd=appnum rc=0 appnum=0",
             "get_universe_size": lambda _: f"cmd=universe_size rc=0 size={size}",
             "get_my_kvsname": self._get_my_kvsname,
@@ -78,7 +114,6 @@ class PmiResponder:
         self._stop, self._stopped = socket.socketpair()
         # MPI closes its end itself. Child programs do not inherit it.
         self._client_fd = theirs.detach()
-        self._process = os.getpid()
         self._environment = {
             "PMI_FD": str(self._client_fd),
             "PMI_RANK": str(rank),
@@ -91,10 +126,6 @@ class PmiResponder:
         give(self._store, "host", rank, size, launcher.host_identity(), process_mapping)
         self._thread = threading.Thread(target=self._serve, name="mcr_dl-pmi", daemon=True)
         self._thread.start()
-
-    def hide(self) -> None:
-        """Remove the variables from the environment, so that child programs do not see them."""
-        hide(self._environment)
 
     def close(self) -> None:
         """Stop answering, except MPI's final request. Call it at exit, or once MPI_Finalize has returned."""
@@ -154,12 +185,6 @@ class PmiResponder:
             return f"cmd={command}_result rc=-1 msg=unsupported"
         return answer(words)
 
-    def _init(self, _: dict[str, str]) -> str:
-        return "cmd=response_to_init rc=0 pmi_version=1 pmi_subversion=1"
-
-    def _get_maxes(self, _: dict[str, str]) -> str:
-        return f"cmd=maxes rc=0 kvsname_max={_KEY_LENGTH} keylen_max={_KEY_LENGTH} vallen_max={_VALUE_LENGTH}"
-
     def _get_my_kvsname(self, _: dict[str, str]) -> str:
         # The library names its shared memory after this, so it must be unique among the jobs on a host.
         try:
@@ -196,22 +221,15 @@ class PmiResponder:
         self._barriers += 1
         try:
             self._count(f"{key}/entered")
-            self._meet(f"{key}/entered/all")
+            self._wait([f"{key}/entered/all"])
             # The store ends with its process, usually rank 0's, and this may be the last request to it: rank 0 leaves
             # after the others.
             self._count(f"{key}/left")
             if self._rank == 0:
-                self._meet(f"{key}/left/all")
+                self._wait([f"{key}/left/all"])
         except RuntimeError as error:
             return f"cmd=barrier_out rc=-1 msg={_one_word(error)}"
         return "cmd=barrier_out rc=0 msg=success"
-
-    def _meet(self, key: str) -> None:
-        await_keys(self._store, [key], self._timeout, self._leaving, self._gone)
-
-    def leave(self) -> None:
-        """Treat MPI's requests from now on as part of its finalization."""
-        self._leaving.set()
 
     def _count(self, key: str) -> None:
         if self._store.add(key, 1) == self._size:
@@ -235,27 +253,6 @@ def result(store: Store, key: str, timeout: timedelta) -> str:
     store.wait([f"{key}/all"], timeout)
     text: str = store.get(f"{key}/all").decode()
     return text
-
-
-def hide(variables: Mapping[str, str]) -> None:
-    """Remove variables from the environment that still have these values."""
-    for name, value in variables.items():
-        if os.environ.get(name) == value:
-            del os.environ[name]
-
-
-def await_keys(
-    store: Store, keys: list[str], timeout: timedelta, leaving: threading.Event, gone: threading.Event
-) -> None:
-    """Wait for keys. Once ``leaving`` is set, the other ranks may be gone, and the thread must not be inside the store
-    when Python ends: then this raises RuntimeError as soon as ``gone`` is set.
-    """
-    if not leaving.is_set():
-        store.wait(keys, timeout)
-        return
-    while not store.check(keys):
-        if gone.wait(_PAUSE):
-            raise RuntimeError("the process ends")
 
 
 def _is_word(value: str) -> bool:

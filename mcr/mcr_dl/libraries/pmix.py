@@ -27,17 +27,16 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import PrefixStore, Store
+from torch.distributed import Store
 
 from mcr_dl.base import blocks, launcher
-from mcr_dl.base.stores import decode, encode, own_connection
+from mcr_dl.base.stores import decode, encode
 from mcr_dl.libraries import pmix_server
 from mcr_dl.libraries.descriptor import mapped_files
-from mcr_dl.libraries.pmi import await_keys, give, hide, result
+from mcr_dl.libraries.pmi import TIMEOUT, Responder, give, result
 
 _FILE = "libpmix.so"
 _SERVER_INTERFACE = b"\0PMIx_server_init\0"
-_TIMEOUT = timedelta(minutes=5)
 _START = 60.0  # seconds for the server to start
 _PATIENCE = 2.0  # seconds
 _SUCCESS, _TIMED_OUT = 0, -24  # PMIx's
@@ -85,26 +84,17 @@ def node_names(hosts: Sequence[tuple[str, str]]) -> tuple[tuple[str, ...], tuple
     return tuple(names), tuple(numbers[identity] for identity, _ in hosts)
 
 
-class PmixResponder:
-    """Plays the MPI launcher for this process; the store replaces the launcher's own network.
+class PmixResponder(Responder):
+    """The responder for Open MPI. Construct it on all ranks together: if one cannot start, all raise PmixError."""
 
-    Construct it on every rank, together, before MPI_Init: raises PmixError on all ranks if one cannot start. It sets
-    the variables that MPI reads in the environment, and `hide()` removes them.
-    """
-
-    def __init__(self, store: Store, rank: int, size: int, mpi: str, *, timeout: timedelta = _TIMEOUT) -> None:
+    def __init__(self, store: Store, rank: int, size: int, mpi: str, *, timeout: timedelta = TIMEOUT) -> None:
         """Find or start the server of this host, with the libpmix of the library at the path ``mpi``.
 
         `timeout` is how long one rank waits for the others, here, in MPI_Init and in MPI_Finalize.
         """
-        self._rank, self._size, self._timeout = rank, size, timeout
-        self._given = store  # kept alive: it may be the store that serves all ranks
-        self._store = PrefixStore("mcr_dl/pmix", own_connection(store))
+        super().__init__(store, "pmix", rank, size, timeout)
         self._placement: tuple[int, ...] = ()
         self._rounds: Counter[str] = Counter()
-        self._leaving, self._gone = threading.Event(), threading.Event()
-        self._process = os.getpid()
-        self._environment: dict[str, str] = {}
         connection: Connection[Any, Any] | None = None
         trouble = ""
         try:
@@ -126,14 +116,6 @@ class PmixResponder:
         os.environ.update(self._environment)
         self._thread = threading.Thread(target=self._serve, name="mcr_dl-pmix", daemon=True)
         self._thread.start()
-
-    def hide(self) -> None:
-        """Remove the variables from the environment, so that child programs do not see them."""
-        hide(self._environment)
-
-    def leave(self) -> None:
-        """Treat MPI's requests from now on as part of its finalization."""
-        self._leaving.set()
 
     def close(self) -> None:
         """Tell the server that this rank ends. If MPI has not ended, the server stays until the process has."""
@@ -254,9 +236,6 @@ class PmixResponder:
         except RuntimeError:
             return _TIMED_OUT, b"", 0
         return _SUCCESS, b"".join(values[: len(nodes)]), int(values[-1]) if numbered else 0
-
-    def _wait(self, keys: list[str]) -> None:
-        await_keys(self._store, keys, self._timeout, self._leaving, self._gone)
 
 
 def _together(troubles: list[str]) -> str:
