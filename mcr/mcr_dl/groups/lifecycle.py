@@ -240,15 +240,15 @@ def _agree(
     def possible(grid: _C.Topology | None) -> list[str]:  # in rules
         return [*agreed.backends, *startup.possible(agreed), *themis(grid)]
 
-    decide = topologies.decider(
-        lambda values, grid: choice.decider(tuning_table, possible(grid))(values), partial(startup.serving, agreed)
-    )
-
     def answered(values: list[dict[str, Any]]) -> dict[str, Any]:
         agreement.require_equal("passes", [value["passes"] for value in values])
         for name in values[0]["variables"]:
             agreement.require_equal(name, [value["variables"][name] for value in values])
-        return {**decide(values), "job": values[0]["job"]}
+        document = topologies.decide([value["topology"] for value in values], size)
+        grid = topologies.grid_of(document, size)
+        if document is not None and grid is not None:
+            topologies.check_backends(document, partial(startup.serving, agreed, grid))
+        return {**choice.decider(tuning_table, possible(grid))(values), "topology": document, "job": values[0]["job"]}
 
     answer = agreement.agree(store, rank, size, "facts", facts, answered)
     current.job = answer.pop("job")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from mcr_dl import _C
@@ -127,25 +126,6 @@ def check_backends(document: dict[str, Any], serving: Callable[[int], list[str]]
         if name and name not in (backends := serving(index)):
             message = f"topology: $.dimensions[{index}].backend: expected one of {', '.join(backends)}, got {name!r}"
             raise InvalidArgumentError(message)
-
-
-def decider(
-    decide_facts: Callable[[list[Any], _C.Topology | None], dict[str, Any]],
-    serving: Callable[[_C.Topology, int], list[str]],
-) -> Callable[[list[Any]], dict[str, Any]]:
-    """Combine rank 0's decision on all ranks' facts with the one on their topologies, which comes first.
-
-    ``serving``: the backends that a dimension of a topology, by its index, can name.
-    """
-
-    def decide_all(values: list[Any]) -> dict[str, Any]:
-        topology = decide([value["topology"] for value in values], len(values))
-        grid = grid_of(topology, len(values))
-        if topology is not None and grid is not None:
-            check_backends(topology, partial(serving, grid))
-        return {**decide_facts(values, grid), "topology": topology}
-
-    return decide_all
 
 
 # ---- groups
