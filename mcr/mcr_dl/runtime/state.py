@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol
@@ -42,24 +42,6 @@ class Belongings:
     # Run when the group is about to end, while its operations still work; they must not raise.
     endings: list[Callable[[], None]] = field(default_factory=list)
     last_idle_grow: str = ""  # the name of the last call of grow() that changed nothing
-
-
-class Seen(Protocol):
-    """The belongings of a group, to read: a change to the empty ones, of a group that has none, would be lost."""
-
-    @property
-    def owner(self) -> str | None: ...
-    @property
-    def shadows(self) -> Mapping[str, _C.Group]: ...
-    @property
-    def broken(self) -> Mapping[str, int]: ...
-    @property
-    def topology(self) -> topologies.Held | None: ...
-    @property
-    def networks(self) -> Mapping[str, Sequence[rates.Row]]: ...
-
-
-_NONE: Seen = Belongings()
 
 
 @dataclass
@@ -122,9 +104,9 @@ class State:
         """The belongings of a group, to change: from the first use on, which may be before the group is made."""
         return self.belongings.setdefault(group, Belongings())
 
-    def peek(self, group: str) -> Seen:
-        """The belongings of a group, to read: empty ones if it has none, or has ended."""
-        return self.belongings.get(group, _NONE)
+    def peek(self, group: str) -> Belongings:
+        """The belongings of a group, to read: empty ones, which are not kept, if it has none or has ended."""
+        return self.belongings.get(group) or Belongings()
 
     def replace_topology(self, group: str, held: topologies.Held | None) -> topologies.Held | None:
         """Give a group another topology, or none; returns the one before, if there is one."""
