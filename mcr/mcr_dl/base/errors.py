@@ -71,4 +71,7 @@ def refuse_class(source: str, given: object) -> None:
         )
 
 
-_C.set_exceptions({cls.__name__: cls for cls in (*McrError.__subclasses__(), PeerLostError)})
+KINDS = {kind.__name__: kind for kind in (*McrError.__subclasses__(), PeerLostError)}
+"""The errors by name, as the core and the other ranks name them."""
+
+_C.set_exceptions(KINDS)

@@ -17,29 +17,12 @@ from typing import Any
 import torch.distributed as torch_dist
 
 from mcr_dl import _C, watch
-from mcr_dl.base.errors import (
-    BackendError,
-    BackendUnavailableError,
-    CollectiveTimeoutError,
-    InvalidArgumentError,
-    InvalidTypeError,
-    McrError,
-    PeerLostError,
-)
+from mcr_dl.base.errors import KINDS, CollectiveTimeoutError, InvalidArgumentError, McrError
 from mcr_dl.runtime import state
 from mcr_dl.runtime.rounds import Decide, Round, absent_of, absent_text
 from mcr_dl.runtime.watched_store import require_all_ranks
 
 _LONGEST = 0.1  # seconds between two checks for the answer
-_KINDS = (
-    BackendError,
-    BackendUnavailableError,
-    CollectiveTimeoutError,
-    InvalidArgumentError,
-    InvalidTypeError,
-    PeerLostError,
-)
-_ERRORS = {kind.__name__: kind for kind in _KINDS}
 
 
 def agree(
@@ -86,7 +69,7 @@ def agree(
         raise problem
     if "error" in answer:
         kind, text = answer["error"]
-        raise _ERRORS[kind](text)
+        raise KINDS[kind](text)
     return answer["value"]
 
 
@@ -103,7 +86,7 @@ def on_all(group: _C.Group, what: str, *, anywhere: bool = False, leave: bool = 
 
 def _class_of(error: Exception) -> str:
     name = type(error).__name__
-    return name if name in _ERRORS else InvalidArgumentError.__name__
+    return name if name in KINDS else InvalidArgumentError.__name__
 
 
 # ---- from the ranks' values to the answer
