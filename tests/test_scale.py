@@ -285,7 +285,7 @@ def test_a_rank_that_goes_on_to_the_next_meeting(store: torch_dist.Store) -> Non
     for turn in ("0", "1"):
         rounds.Round(mine._store, turn, 1, 2).arrive({"what": "call", "value": 1})
     assert mine.meet("call", 1, sum, 10.0) is None
-    assert mine.problem == "expected all ranks to wait for the others, got another meeting on rank 1"
+    assert mine.problem == "expected all ranks to wait for the others, got another call on rank 1"
     assert mine.meet("call", 1, sum, 10.0) == 2
 
 

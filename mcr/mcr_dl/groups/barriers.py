@@ -50,12 +50,11 @@ def monitored_barrier(
         last,
         lambda _: {},
         give_up,
+        lambda _: {},  # a rank that was interrupted while it waited has been there
         limit=seconds,
         check=partial(require_all_ranks, members._label, what),
         longest=_LONGEST,
     )
-    if last:
-        this_round.forget_earlier()
     if answer is None:
         raise CollectiveTimeoutError(f"{what} timed out: the last rank to come has not answered")
     if answer:

@@ -173,7 +173,7 @@ class _Exchange:
         last = self._round.arrive(mine)
         answer: dict[str, Any] | None = self._round.conclude(
             last,
-            self._decided,
+            partial(_answer_of, self.group, self.decide),
             self._late,
             self._unreadable,
             limit=self.group.timeout.total_seconds(),
@@ -182,20 +182,12 @@ class _Exchange:
         )
         if answer is None:
             raise CollectiveTimeoutError(f"{self._name()} timed out: the last rank to come has not answered")
-        if last:
-            self._round.forget_earlier()
         if leave:
             self._round.leave()
         return answer
 
     def _name(self) -> str:
         return f"{self.what} (group {self.group.name()!r})"
-
-    def _decided(self, values: list[Any]) -> dict[str, Any]:
-        if None in values:  # a rank was interrupted while it waited
-            text = f"{self._name()}: expected all ranks to wait for the others, got another change on rank "
-            return {"error": [InvalidArgumentError.__name__, f"{text}{values.index(None)}"]}
-        return _answer_of(self.group, self.decide, values)
 
     def _unreadable(self, error: InvalidArgumentError) -> dict[str, Any]:
         return {"error": [InvalidArgumentError.__name__, f"{self._name()}: {error}"]}

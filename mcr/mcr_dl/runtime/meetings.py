@@ -118,8 +118,6 @@ class Meetings:
         if answer is None:
             _require_all_ranks()
             raise CollectiveTimeoutError(f"{self._name}: the last rank to come to an agreement timed out")
-        if last:
-            this_round.forget_earlier()
         self.undecided = False
         return self._result(answer)
 
@@ -159,10 +157,6 @@ class Meetings:
     @staticmethod
     def _answer(decide: Decide, values: list[Any]) -> dict[str, Any]:
         def value() -> Any:
-            if None in values:  # a rank was interrupted while it waited
-                rank = values.index(None)
-                message = f"expected all ranks to wait for the others, got another meeting on rank {rank}"
-                raise InvalidArgumentError(message)
             agreement.require_equal("meeting", [each["what"] for each in values])
             return decide([each["value"] for each in values])
 

@@ -142,35 +142,45 @@ class Round:
     ) -> Any:
         """The answer, for a rank that has arrived, as the ``last`` one or not; None if it does not come.
 
-        The last rank answers with ``decide``. Others wait for the answer for ``limit`` seconds, and then close the
-        round: one answers with ``give_up``, unless the last rank has arrived; those that do not answer wait for the
-        answer of the one that does, for as many seconds as ``patience`` then says.
+        The last rank answers with ``decide``, and deletes what earlier rounds have left. Others wait for the answer for
+        ``limit`` seconds, and then close the round: one answers with ``give_up``, unless the last rank has arrived;
+        those that do not answer wait for the answer of the one that does, for as many seconds as ``patience`` then
+        says.
 
-        ``unreadable``: makes the answer if a rank's value cannot be read, as it is too long. ``check`` may raise, and
-        ends the first wait if its result is true; ``longest``: as of ``pause``.
+        ``unreadable``: makes the answer if a rank's value cannot be read, as it is too long, or is not there for the
+        last rank, as the rank was interrupted while it waited, and is at another round. ``check`` may raise, and ends
+        the first wait if its result is true; ``longest``: as of ``pause``.
         """
 
         def wait(seconds: float, look: Callable[[], object]) -> bool:
             return poll(self.answered, seconds, look, size=self._size, longest=longest)
 
         if last:
-            self._answer_by(decide, unreadable)
+            self._answer_by(decide, unreadable, complete=True)
         elif not wait(limit, check):
             if self.close():
                 self._answer_by(give_up, unreadable)
             elif not wait(patience(), lambda: check() and None):
                 return None
-        return self.result()
+        result = self.result()
+        if last:
+            self._forget_earlier()
+        return result
 
-    def _answer_by(self, make: Decide, unreadable: Callable[[InvalidArgumentError], Any]) -> None:
+    def _answer_by(
+        self, make: Decide, unreadable: Callable[[InvalidArgumentError], Any], *, complete: bool = False
+    ) -> None:
         try:
             values = self.values()
+            if complete and None in values:
+                message = f"expected all ranks to wait for the others, got another call on rank {values.index(None)}"
+                raise InvalidArgumentError(message)
         except InvalidArgumentError as error:  # the others wait for an answer
             self.answer(unreadable(error))
         else:
             self.answer(make(values))
 
-    def forget_earlier(self) -> None:
+    def _forget_earlier(self) -> None:
         """Delete what earlier rounds have left, also those that were given up: all ranks have come to this one.
 
         The keys are numbers. The last rank of a complete round does so: it finds what came after another complete one.
