@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -59,7 +58,7 @@ def agree(
     answer: dict[str, Any] = {}
     try:
         if group.size() > 1:
-            answer = _Exchange(group, what, decide).answer(mine, leave=leave)
+            answer = _exchanged(group, what, decide, mine, leave=leave)
         else:
             answer = _answer_of(group, decide, [mine])
     except Exception:
@@ -148,52 +147,36 @@ def _place_text(point: list[Any]) -> str:
 # ---- exchange over the store
 
 
-@dataclass
-class _Exchange:
-    """One change at the store: each rank's value, the number of arrived ranks, and the answer, which one rank writes.
+def _exchanged(group: _C.Group, what: str, decide: Decide, mine: dict[str, Any], *, leave: bool) -> dict[str, Any]:
+    """The answer that all ranks get, over the store: each rank leaves its value, and one rank writes the answer.
 
     All changes of the group share one key per rank for the values: a rank writes its next value only after it has read
     the answer to the last change or has given up. The counter and the answer are deleted when all ranks have arrived at
     the next change, or with ``leave`` when all have the answer.
     """
+    current = state.current()
+    members = f"{group.name()}/{group.ranks[0]}"  # parts of one group may share a name
+    turn = current.count("change", group.name())
+    store = torch_dist.PrefixStore(f"change/{members}", current.store)
+    this_round = Round(store, str(turn), group.rank(), group.size())
+    name, seconds = f"{what} (group {group.name()!r})", group.timeout.total_seconds()
 
-    group: _C.Group
-    what: str
-    decide: Decide
+    def late(values: list[Any]) -> dict[str, Any]:
+        text = f"{name} timed out: {absent_text(absent_of(group.ranks, values), seconds)}"
+        made, _ = _C.newest_collective(group)
+        return {"error": [CollectiveTimeoutError.__name__, watch.explain(text, group._label, made, True, True)]}
 
-    def __post_init__(self) -> None:
-        current = state.current()
-        members = f"{self.group.name()}/{self.group.ranks[0]}"  # parts of one group may share a name
-        turn = current.count("change", self.group.name())
-        store = torch_dist.PrefixStore(f"change/{members}", current.store)
-        self._round = Round(store, str(turn), self.group.rank(), self.group.size())
-
-    def answer(self, mine: dict[str, Any], *, leave: bool) -> dict[str, Any]:
-        """Return the answer that all ranks get."""
-        last = self._round.arrive(mine)
-        answer: dict[str, Any] | None = self._round.conclude(
-            last,
-            partial(_answer_of, self.group, self.decide),
-            self._late,
-            self._unreadable,
-            limit=self.group.timeout.total_seconds(),
-            check=partial(require_all_ranks, self.group._label, self._name()),
-            longest=_LONGEST,
-        )
-        if answer is None:
-            raise CollectiveTimeoutError(f"{self._name()} timed out: the last rank to come has not answered")
-        if leave:
-            self._round.leave()
-        return answer
-
-    def _name(self) -> str:
-        return f"{self.what} (group {self.group.name()!r})"
-
-    def _unreadable(self, error: InvalidArgumentError) -> dict[str, Any]:
-        return {"error": [InvalidArgumentError.__name__, f"{self._name()}: {error}"]}
-
-    def _late(self, values: list[Any]) -> dict[str, Any]:
-        absent = absent_of(self.group.ranks, values)
-        text = f"{self._name()} timed out: {absent_text(absent, self.group.timeout.total_seconds())}"
-        made, _ = _C.newest_collective(self.group)
-        return {"error": [CollectiveTimeoutError.__name__, watch.explain(text, self.group._label, made, True, True)]}
+    answer: dict[str, Any] | None = this_round.conclude(
+        this_round.arrive(mine),
+        partial(_answer_of, group, decide),
+        late,
+        lambda error: {"error": [InvalidArgumentError.__name__, f"{name}: {error}"]},
+        limit=seconds,
+        check=partial(require_all_ranks, group._label, name),
+        longest=_LONGEST,
+    )
+    if answer is None:
+        raise CollectiveTimeoutError(f"{name} timed out: the last rank to come has not answered")
+    if leave:
+        this_round.leave()
+    return answer
