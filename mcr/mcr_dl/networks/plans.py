@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Literal, get_args
@@ -150,12 +149,8 @@ def best(
         in_flight=in_flight,
         policy=found.policy,
         chunks=found.chunks,
-        orders=tuple(_numbered(order) for order in found.orders),
+        orders=tuple(tuple(k + 1 for k in order) for order in found.orders),
         makespan=found.makespan,
         utilization=sum(sent) / (sum(row[2] for row in rows) * found.makespan),
         _found=found,
     )
-
-
-def _numbered(order: Sequence[int]) -> tuple[int, ...]:
-    return tuple(k + 1 for k in order)
