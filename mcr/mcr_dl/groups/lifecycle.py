@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as torch_dist
@@ -47,6 +47,8 @@ from mcr_dl.runtime.attempts import own_text
 from mcr_dl.runtime.watched_store import WatchedStore
 from mcr_dl.tables import choice
 from mcr_dl.trace import saving
+
+_T = TypeVar("_T")
 
 # A backend that fails with one of these at its start, or with an error of the system, does not work.
 _FAILURES = (BackendUnavailableError, BackendError, CollectiveTimeoutError)
@@ -99,7 +101,8 @@ def start(
         raise InvalidArgumentError(message)
     exit_steps.prepare()
     wanted, specifications, mistake = _asked(backend, pg_options, passes, tuning_table)
-    limit, mistake = _limit(timeout, mistake)
+    usual = state.DEFAULT_TIMEOUT
+    limit, mistake = _tried(lambda: usual if timeout is None else _C.timeout(timeout), usual, mistake)
     launch, store = launch_at(init_method, rank, world_size, store, limit)
     if mistake is None:
         start_log.show(launch.rank)
@@ -113,7 +116,7 @@ def start(
     _C.prefer_high_priority(bool(getattr(pg_options, "is_high_priority_stream", False)))
     with rendezvous.named_end():
         store = lives.separate(store, launch, limit)
-        device, mistake = _device(device_id, mistake)
+        device, mistake = _tried(partial(devices.own, device_id), -1, mistake)
         current = state.begin(launch, store, limit, wanted, device)
         current.passes = specifications
         _begin(current, tuning_table, mistake, automatic)
@@ -180,20 +183,12 @@ def specified(passes: Iterable[Any] | None) -> list[chain.Specification]:
     return chain.with_scheduler(saving.with_log(chain.specify(passes)))
 
 
-def _limit(timeout: timedelta | float | None, mistake: Exception | None) -> tuple[timedelta, Exception | None]:
-    """The default group's timeout, and the first error: one rank's alone must reach all."""
+def _tried(make: Callable[[], _T], otherwise: _T, mistake: Exception | None) -> tuple[_T, Exception | None]:
+    """The value of an argument, or another one, and the first error: one rank's alone must reach all."""
     try:
-        return state.DEFAULT_TIMEOUT if timeout is None else _C.timeout(timeout), mistake
+        return make(), mistake
     except McrError as error:
-        return state.DEFAULT_TIMEOUT, mistake or error
-
-
-def _device(device_id: torch.device | int | None, mistake: Exception | None) -> tuple[int, Exception | None]:
-    """This process's device, and the first error: one rank's alone must reach all."""
-    try:
-        return devices.own(device_id), mistake
-    except McrError as error:
-        return -1, mistake or error
+        return otherwise, mistake or error
 
 
 def start_again(former: watch.Former, begin: Callable[[], state.State]) -> state.State:
