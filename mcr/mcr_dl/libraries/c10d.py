@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 
 from mcr_dl.base.errors import BackendUnavailableError, McrError
 from mcr_dl.libraries.descriptor import Library, module_path
-
-if dist.is_available():
-    from torch._C import _distributed_c10d as c10d
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -37,11 +35,6 @@ class TorchLibrary(Library):
 
     def unavailable(self) -> str | None:
         """Why torch's backend cannot be used here, or None if it can."""
-        if not dist.is_available():
-            return "this torch is built without torch.distributed"
-        return self._missing()
-
-    def _missing(self) -> str | None:
         if self.name not in plugged_in():
             known = f"torch.distributed knows no backend {self.name!r}"
             return f"{known}: the package that registers it must be imported first"
@@ -88,7 +81,7 @@ class _Gloo(TorchLibrary):
     networks = True
     equal_variables = (_LATE,)
 
-    def _missing(self) -> str | None:
+    def unavailable(self) -> str | None:
         return None if dist.is_gloo_available() else "this torch is built without gloo"
 
     def reads_later(self, size: int) -> bool:
@@ -112,7 +105,7 @@ class _Gloo(TorchLibrary):
 class _Fake(TorchLibrary):
     measured = False
 
-    def _missing(self) -> str | None:
+    def unavailable(self) -> str | None:
         return None if importlib.util.find_spec(_FAKE_MODULE) else f"this torch has no {_FAKE_MODULE}"
 
     def _create(self, store: c10d.Store, rank: int, size: int, timeout: timedelta) -> c10d.Backend:
@@ -126,7 +119,7 @@ FAKE = _Fake("fake")
 
 def plugged_in() -> list[str]:
     """Names of the backends that packages have registered with torch, without ours; "fake" may be among them."""
-    return [name.lower() for name in dist.Backend._plugins if name.lower() != OURS] if dist.is_available() else []
+    return [name.lower() for name in dist.Backend._plugins if name.lower() != OURS]
 
 
 def _create_plugged_in(name: str, store: c10d.Store, rank: int, size: int, timeout: timedelta) -> c10d.Backend:
