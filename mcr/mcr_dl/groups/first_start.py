@@ -16,7 +16,7 @@ from mcr_dl.base import agreement, documents
 from mcr_dl.base.warning import say
 from mcr_dl.measure import check, shares, start
 from mcr_dl.measure.timing import TorchControl
-from mcr_dl.runtime import core_groups, state
+from mcr_dl.runtime import core_groups, startup, state
 from mcr_dl.tables import choice
 from mcr_dl.tables import table as files
 from mcr_dl.tables.earlier import with_others
@@ -118,16 +118,12 @@ def _control(group: _C.Group, store: torch_dist.Store) -> TorchControl | None:
         control = TorchControl(group, min(group.timeout, _AGREEMENT))
     except (AttributeError, RuntimeError) as error:  # of a torch without gloo, or a host without a usable network
         problem = str(error) or type(error).__name__
-    told = agreement.agree(store, group.rank(), group.size(), "measured over", problem, _first_text)
+    told = agreement.agree(store, group.rank(), group.size(), "measured over", problem, startup.problem_of)
     if not told:
         return control
     if group.rank() == 0:
         _log.warning("no measurement, as its ranks agree over gloo, which fails: %s", told)
     return None
-
-
-def _first_text(problems: list[str]) -> str:
-    return next(filter(None, problems), "")
 
 
 def _keep(scale: Scale, backends: list[str]) -> str:
