@@ -292,9 +292,9 @@ def test_descriptions_of_groups() -> None:
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("ranks", [[0.9], ["0"], [None]])
 def test_ranks_that_are_no_whole_numbers(ranks: Any) -> None:
-    with pytest.raises(InvalidTypeError, match=r"^ranks: expected whole numbers, got"):
+    with pytest.raises(InvalidTypeError, match=f"^ranks: expected a whole number, got {ranks[0]!r}$"):
         mcr_dl.new_group(ranks)
-    with pytest.raises(InvalidTypeError, match=r"^split_ranks: expected whole numbers, got"):
+    with pytest.raises(InvalidTypeError, match=f"^split_ranks: expected a whole number, got {ranks[0]!r}$"):
         mcr_dl.split_group(split_ranks=[ranks])
 
 

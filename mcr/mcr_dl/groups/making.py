@@ -29,11 +29,7 @@ def _check_ranks(ranks: Iterable[Any], size: int, what: str = "ranks") -> list[i
     except TypeError:
         message = f"{what}: expected a list of whole numbers, got {ranks!r}"
         raise InvalidTypeError(message) from None
-    try:
-        checked = [whole(what, rank) for rank in given]
-    except InvalidTypeError:
-        message = f"{what}: expected whole numbers, got {given}"
-        raise InvalidTypeError(message) from None
+    checked = [whole(what, rank) for rank in given]
     if len(set(checked)) != len(checked):
         message = f"{what}: expected each rank once, got {checked}"
         raise InvalidArgumentError(message)
