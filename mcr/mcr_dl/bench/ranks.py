@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from torch.distributed import TCPStore
+
 from mcr_dl.base import launcher
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.bench._rank import die_with
@@ -27,6 +29,7 @@ __all__ = ["LocalRanks", "bind", "die_with", "environments", "free_port", "launc
 
 _GRACE_SECONDS = 5.0  # for the other ranks after one has failed
 _POLL_SECONDS = 0.05
+_HOST = "127.0.0.1"
 
 
 def launched() -> bool:
@@ -51,19 +54,22 @@ def bind() -> bool:
 def free_port() -> int:
     """A port on which no process listens now."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((_HOST, 0))
         return int(probe.getsockname()[1])
 
 
-def environments(ranks: int, extra: Mapping[str, str]) -> dict[int, dict[str, str]]:
-    """The variables that torchrun sets, for each rank; one computing thread each unless the user says otherwise."""
+def environments(ranks: int, extra: Mapping[str, str], port: int | None = None) -> dict[int, dict[str, str]]:
+    """The variables that torchrun sets, for each rank; one computing thread each unless the user says otherwise.
+
+    The ranks meet at `port` of this host, by default one on which no process listens now.
+    """
     common = {
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         **extra,
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
+        "MASTER_ADDR": _HOST,
+        "MASTER_PORT": str(free_port() if port is None else port),
     }
     return {rank: {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)}
 
@@ -105,6 +111,8 @@ class LocalRanks:
         self.first_failure: tuple[int, int] | None = None
         """The first rank that `wait` has seen fail, and its exit code. Ranks that are killed later are not at fault."""
         self._folder = folder
+        # Served here, as by torchrun's agent: another process could take a port that a rank is to listen on.
+        self.store = TCPStore(_HOST, 0, is_master=True, wait_for_workers=False)
         self._killing = float("inf")  # time at which the others are killed after a failure
         self._stack = contextlib.ExitStack()
 
@@ -197,7 +205,8 @@ def run_local(
         call = Path(folder.name, "call.pickle")
         call.write_bytes(pickle.dumps(sys.path) + pickle.dumps((entry, args)))
         command = [sys.executable, str(Path(__file__).with_name("_rank.py")), str(call), str(os.getpid())]
-        for rank, variables in environments(ranks, environment or {}).items():
+        given = {**(environment or {}), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        for rank, variables in environments(ranks, given, running.store.port).items():
             running.processes[rank] = _started(rank, command, variables, log)
     except BaseException:
         running.close()
