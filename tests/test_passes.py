@@ -44,6 +44,7 @@ def test_a_pass_in_python(pools: Pools, size: int, backend: str, name: str) -> N
 def test_calls_of_a_pass_name_no_backend(pools: Pools, backend: str) -> None:
     """In a block of ``use()``."""
     pools.get("processes", 2).run(fusion.names_no_backend, backend)
+    pools.get("processes", 2).run(fusion.names_no_backend_on_autograds_thread, backend)
 
 
 @sizes

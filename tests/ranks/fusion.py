@@ -278,6 +278,38 @@ def names_no_backend(backend: str) -> None:
     mcr_dl.destroy_process_group(inner)
 
 
+def names_no_backend_on_autograds_thread(backend: str) -> None:
+    """A pass on a thread that torch has given the name of a block of ``use()`` leaves the block as it is."""
+    session.start()
+    inner = mcr_dl.new_group(timeout=10)
+    inside, go_on = threading.Event(), threading.Event()
+    named: list[str | None] = []
+
+    def see(call: PassedCall) -> Any:
+        named.append(call.backend)
+        return call.proceed()
+
+    def handle(call: PassedCall) -> Any:
+        inside.set()
+        assert go_on.wait(20), "the other thread has not come back"
+        return call.proceed()
+
+    def differentiate() -> None:
+        torch._C._stash_obj_in_tls("mcr_dl.use", backend)  # as torch does for autograd's threads
+        mcr_dl.all_reduce(torch.ones(2))
+
+    mcr_dl.register_pass(Handler(see), "sees")
+    thread = threading.Thread(target=differentiate)
+    with chain("sees", group=inner), handler(handle), mcr_dl.use(backend):
+        thread.start()
+        assert inside.wait(20)
+        mcr_dl.all_reduce(torch.ones(1), group=inner)
+        go_on.set()
+        thread.join()
+    assert named == [backend]
+    mcr_dl.destroy_process_group(inner)
+
+
 # ---- calls of passes behind it
 
 

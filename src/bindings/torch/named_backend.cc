@@ -29,10 +29,10 @@ py::object current() {
 
 std::atomic<int> NamedBackend::blocks_{0};
 
-NamedBackend::None::None() : before_(any() ? set(py::none()) : py::none()) {}
+NamedBackend::None::None() : before_(any() ? exchange(py::none()) : py::none()) {}
 
 NamedBackend::None::~None() {
-  if (!before_.is_none()) set(before_);
+  if (!before_.is_none()) exchange(before_);
 }
 
 Candidate* NamedBackend::candidate(Group& group) {
@@ -41,10 +41,17 @@ Candidate* NamedBackend::candidate(Group& group) {
   return name.is_none() ? nullptr : candidate_argument(group, name.ptr());
 }
 
-// Returns the previous name; None means no name.
-py::object NamedBackend::set(const py::object& name) {
+// Returns the previous name; None means no name. Counts nothing: autograd's threads have the name of a block that
+// another thread has begun.
+py::object NamedBackend::exchange(const py::object& name) {
   auto before = current();
   Objects::set(kKey, std::make_shared<c10::SafePyObject>(py::object(name).release().ptr(), getPyInterpreter()));
+  return before;
+}
+
+// Begins or ends a block; otherwise as exchange().
+py::object NamedBackend::set(const py::object& name) {
+  auto before = exchange(name);
   blocks_ += static_cast<int>(!name.is_none()) - static_cast<int>(!before.is_none());
   return before;
 }

@@ -38,6 +38,7 @@ class NamedBackend {
   static void add(pybind11::module_& module);
 
  private:
+  static pybind11::object exchange(const pybind11::object& name);
   static pybind11::object set(const pybind11::object& name);
   static std::atomic<int> blocks_;
 };
