@@ -93,15 +93,26 @@ def test_without_a_thread_the_step_runs_here() -> None:
     assert ran == [threading.current_thread().name]
 
 
-@pytest.mark.parametrize("functions", ["mcr_dl", "torch", "late", "callback", "own_callback"])
-@pytest.mark.parametrize("backend", ["gloo", "shm", "mpi"])
-def test_a_daemon_thread_waits_at_the_end(nursery: Nursery, backend: str, functions: str) -> None:
-    """The process ends well, though the thread, or the callback of a future, does not."""
+def _end_with_a_daemon(nursery: Nursery, backend: str, functions: str) -> None:
     ranks = jobs.start(nursery, "daemons", [backend, functions], 2)
     jobs.end(nursery, ranks)
     jobs.expect(ranks, 0, "END")
     for rank in ranks:
         assert "terminate" not in rank.text, rank.text
+
+
+@pytest.mark.parametrize("functions", ["mcr_dl", "torch", "late", "callback", "own_callback", "hook"])
+@pytest.mark.parametrize("backend", ["gloo", "shm", "mpi"])
+def test_a_daemon_thread_waits_at_the_end(nursery: Nursery, backend: str, functions: str) -> None:
+    """The process ends well, though the thread, the callback of a future or the hook does not."""
+    _end_with_a_daemon(nursery, backend, functions)
+
+
+@pytest.mark.parametrize("functions", ["mcr_dl", "torch", "late", "hook"])
+def test_python_ends_a_daemon_thread(functions: str) -> None:
+    """In the last part of its end, which the ranks of other tests do without."""
+    with Nursery([jobs.PROGRAMS.parent], full_exit=True) as nursery:
+        _end_with_a_daemon(nursery, "gloo", functions)
 
 
 # ---- failures that Python does not report as uncaught exceptions

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program ends while a daemon thread waits for a message, or while the callback of a future runs:
-daemons.py BACKEND mcr_dl|torch|late|callback|own_callback.
+"""The program ends while a daemon thread waits for a message, or while the callback of a future or a
+completion hook runs: daemons.py BACKEND mcr_dl|torch|late|callback|own_callback|hook.
 
 ``late``: the wait ends once Python has begun to end. ``own_callback``: of a work of mcr_dl's functions.
 """
@@ -38,16 +38,20 @@ def main(backend: str, functions: str) -> None:
         else:
             torch_dist.recv(torch.empty(1), other, group=short if functions == "late" else None)
 
-    def run(_future: Any) -> None:
+    def run(_: Any) -> None:
         begun.set()
         while True:
             sum(range(1000))
 
-    if functions.endswith("callback"):
+    if functions == "hook" or functions.endswith("callback"):
         module: Any = dist if functions == "own_callback" else torch_dist
-        module.irecv(torch.empty(1), other).get_future().then(run)
+        if functions == "hook":
+            torch_dist.group.WORLD._register_on_completion_hook(run)  # type: ignore[union-attr]
+        work = module.irecv(torch.empty(1), other)
+        if functions != "hook":
+            work.get_future().then(run)
         dist.all_reduce(torch.ones(1))  # the message comes later, so that the callback has a thread of its own
-        torch_dist.send(torch.ones(1), other)
+        dist.send(torch.ones(1), other)
     else:
         threading.Thread(target=wait, daemon=True).start()
     begun.wait()

@@ -75,8 +75,9 @@ class Locked {
   Locked(const Locked&) = delete;
   Locked& operator=(const Locked&) = delete;
   ~Locked() {
-    // Without it, Python, which ends, is unwinding the stack of this thread, which ran Python code: see take_gil().
-    while (PyGILState_Check() == 0) pause();
+    // Without it, Python, which ends, is unwinding the stack of this thread, which ran Python code: see take_gil(). (At
+    // the very end PyGILState_Check() is true on every thread.)
+    while (PyGILState_Check() == 0 || (Py_IsInitialized() == 0 && getpid() != gettid())) pause();
     PyGILState_Release(state_);
   }
 

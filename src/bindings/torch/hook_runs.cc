@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "bindings/python/errors.h"
+#include "bindings/python/gil.h"
 #include "bindings/torch/error.h"
 
 namespace mcr::python {
@@ -22,6 +23,7 @@ HookRuns::~HookRuns() {
 void HookRuns::run(const std::string& call) noexcept {
   std::optional<Error> failure;
   try {
+    const Locked locked;  // else torch's own one would be unwound when Python ends this thread: see take_gil()
     hook_();
   } catch (...) {
     const Error error = current_error();
