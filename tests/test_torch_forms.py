@@ -26,6 +26,7 @@ CASES: dict[str, Callable[[str], None]] = {
     "joins": torch_forms.joins,
     "threads": torch_forms.threads,
     "a hook on one rank": torch_forms.hook_on_one_rank,
+    "a wait that a hook outlasts": torch_forms.wait_that_a_hook_outlasts,
 }
 
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -314,6 +315,34 @@ def registered_works() -> None:
         for tensor in tensors:
             assert torch.ops._c10d_functional.wait_tensor(tensor).eq(group.size()).all()
         assert registered() == 0
+
+
+def wait_that_a_hook_outlasts(backend: str) -> None:
+    """A wait with a limit ends although the completion hook still runs; a later one succeeds."""
+    with _group(backend) as group:
+        if dist.get_rank() == 0:
+            begun, go_on = threading.Event(), threading.Event()
+
+            def hook(_: Any) -> None:
+                begun.set()
+                go_on.wait(20)
+
+            group._register_on_completion_hook(hook)
+            work = dist.irecv(torch.empty(3), 1, group=group)
+            assert work is not None
+            mcr_dl.barrier()
+            assert begun.wait(20)
+            words = (
+                f"{backend}.recv (group",
+                "timed out: the completion hook is still running after the timeout of 100",
+            )
+            expect(mcr_dl.CollectiveTimeoutError, lambda: work.wait(timedelta(milliseconds=100)), *words)
+            go_on.set()
+            assert work.wait()
+        else:
+            mcr_dl.barrier()
+            if dist.get_rank() == 1:
+                dist.send(torch.ones(3), 0, group=group)
 
 
 def hook_on_one_rank(backend: str) -> None:

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
@@ -164,7 +165,13 @@ bool TorchWork::wait(std::chrono::milliseconds timeout) {
       if (limited || context_.blocks_host) await_end(*part, timeout, begin);
     }
     if (hook_runs_ == nullptr) return;
-    if (context_.blocks_host || !on_streams()) hook_runs_->wait(check_signals);
+    const auto deadline = limited ? std::optional(begin + timeout) : std::nullopt;
+    const bool waits = context_.blocks_host || !on_streams();
+    if (waits && !hook_runs_->wait(check_signals, deadline)) {
+      throw Error(ErrorCode::Timeout, parts_.front()->what() +
+                                          ": timed out: the completion hook is still running after the timeout of " +
+                                          std::to_string(timeout.count()) + " ms");
+    }
     hook_runs_->rethrow();
   });
   wait_for_future();
