@@ -58,6 +58,7 @@ def test_calls_of_a_pass_name_no_backend(pools: Pools, backend: str) -> None:
         "keeps_views",
         "keeps_counts",
         "releases_tensors",
+        "ends_with_handle",
     ],
 )
 def test_a_call_after_the_action(pools: Pools, size: int, backend: str, name: str) -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -209,6 +210,23 @@ def _await_none(reference: Callable[[], Any], limit: float = 20) -> None:
         assert time.monotonic() < deadline, "the tensor is still there"
         gc.collect()
         time.sleep(0.01)
+
+
+def ends_with_handle(backend: str) -> None:
+    """Values of a call that the pass has not held raise once handle() has returned."""
+    kept: list[PassedCall] = []
+
+    def handle(call: PassedCall) -> Any:
+        kept.append(call)
+        return call.proceed()
+
+    session.start()
+    with handler(handle):
+        for mode in (False, True):
+            _finish(mcr_dl.all_reduce(torch.ones(3), backend=backend, async_op=mode))
+    for call in kept:
+        for name in (*_FACTS, "async_op", "input", "output"):
+            expect(InvalidArgumentError, partial(getattr, call, name), "the call is over")
 
 
 def releases_tensors(backend: str) -> None:

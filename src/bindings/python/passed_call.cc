@@ -61,10 +61,16 @@ std::string PassedCall::op() const { return std::string(row(call().op).name); }
 py::object PassedCall::group() const { return py::reinterpret_steal<py::object>(handle_of(group_)); }
 int PassedCall::tag() const { return call().tag; }
 bool PassedCall::vectored() const { return call().vectored; }
-bool PassedCall::asynchronous() const { return passage_ == nullptr || passage_->asynchronous; }
+
+bool PassedCall::asynchronous() const {
+  call();
+  return passage_ == nullptr || passage_->asynchronous;
+}
+
 int64_t PassedCall::bytes() const { return larger_side_bytes(call()); }
 
 py::object PassedCall::backend() const {
+  call();
   if (fate_ != Fate::Open || passage_ == nullptr) return text_or_none(named_);
   return text_or_none(passage_->candidate == nullptr ? nullptr : &passage_->candidate->name);
 }
