@@ -189,7 +189,7 @@ def test_callers_of_torchs_calls(pools: Pools) -> None:
     """The program's functions, not torch's, and not those of other calls."""
     train = [("all_reduce", "train"), ("broadcast", "train")]
     for found in pools.get("processes", 2).run(log_views.callers_of_torch):
-        assert found == [*train, ("all_reduce", "evaluate"), *train]
+        assert found == [*train, ("all_reduce", "evaluate"), *train, ("all_reduce", "step")]
 
 
 def test_names_of_regions(pools: Pools, tmp_path: Path) -> None:

@@ -224,7 +224,10 @@ def left_at_the_store(folder: str) -> list[int]:
 
 
 def callers_of_torch() -> list[tuple[str, str | None]]:
-    """Operations, and the functions that made them, of calls through torch.distributed and mcr_dl."""
+    """Operations, and the functions that made them, of calls through torch.distributed and mcr_dl.
+
+    The last function is that of a program in a folder with the name of the package.
+    """
     session.start()
     mcr_dl.configure(enabled=True, debug=True)
     mcr_dl.reset_log()
@@ -239,6 +242,10 @@ def callers_of_torch() -> list[tuple[str, str | None]]:
     train()
     evaluate()
     train()
+    source = "def step():\n    torch_dist.all_reduce(torch.ones(4))\n"
+    program: dict[str, Any] = {"torch": torch, "torch_dist": torch_dist}
+    exec(compile(source, "/home/user/mcr_dl/train.py", "exec"), program)
+    program["step"]()
     found = [(record.op, record.caller) for record in mcr_dl.log_records()]
     mcr_dl.configure(enabled=False, debug=False)
     return found

@@ -88,15 +88,21 @@ std::shared_ptr<Log> make_log(const Group& group, const std::optional<std::vecto
 
 using Frame = std::unique_ptr<PyFrameObject, decltype([](PyFrameObject* frame) { Py_XDECREF(frame); })>;
 
-std::string text_of(const py::handle& code, const char* attribute) {
-  return utf8_of(py::object(code.attr(attribute)).ptr(), "?");
+std::string text_of(const py::handle& object, const char* attribute) {
+  return utf8_of(py::object(object.attr(attribute)).ptr(), "?");
+}
+
+// The folder that the package was imported from, with a slash at the end.
+std::string folder_of(const char* package) {
+  const auto file = text_of(py::module_::import(package), "__file__");
+  return file.substr(0, file.rfind('/') + 1);
 }
 
 // Whether a function of this file is torch's or this package's own, and not the program's.
 bool is_library(const std::string& file) {
-  const auto in = [&](const char* folder) { return file.find(folder) != std::string::npos; };
-  if (in("/torch/distributed/")) return true;
-  return in("/mcr_dl/") && !in("/mcr_dl/examples/") && !in("/mcr_dl/testing/");
+  static const auto torch = folder_of("torch.distributed"), own = folder_of("mcr_dl");
+  if (file.starts_with(torch)) return true;
+  return file.starts_with(own) && !file.starts_with(own + "examples/") && !file.starts_with(own + "testing/");
 }
 
 struct Place {
