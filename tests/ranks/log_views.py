@@ -8,6 +8,7 @@ from datetime import timedelta
 from functools import partial
 from io import StringIO
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch

@@ -14,13 +14,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch.distributed
+
 from mcr_dl import _C
 from mcr_dl.base import launcher
 
 FORMAT, VERSION = "mcr-dl dump", 1
 _CALLS = 64
 CALLS_OF_OTHERS = 4  # of groups that the alarm does not concern
-_INNER = (f"{os.sep}torch{os.sep}distributed{os.sep}", f"{os.sep}mcr_dl{os.sep}", f"{os.sep}threading.py")
+_FOLDERS = (os.path.dirname(torch.distributed.__file__), os.path.dirname(os.path.dirname(__file__)))
+_INNER = (*(folder + os.sep for folder in _FOLDERS), threading.__file__)
 
 Report = dict[str, Any]
 
@@ -94,7 +97,7 @@ def place() -> str | None:
     last = None
     while frame is not None:
         last = _line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-        if not any(part in frame.f_code.co_filename for part in _INNER):
+        if not frame.f_code.co_filename.startswith(_INNER):
             return last
         frame = frame.f_back
     return last
