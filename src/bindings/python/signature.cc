@@ -85,56 +85,25 @@ std::size_t index_of(const Signature& signature, Kind kind) {
 
 // Parameters that the function does not name keep their general names.
 void fill(Names& names, const Signature& signature) {
+  constexpr std::pair<Kind, const char* Names::*> kNamed[] = {
+      {Kind::Input, &Names::in},
+      {Kind::Inputs, &Names::in},
+      {Kind::Tensor, &Names::out},
+      {Kind::Output, &Names::out},
+      {Kind::Outputs, &Names::out},
+      {Kind::InCounts, &Names::in_counts},
+      {Kind::InSplits, &Names::in_counts},
+      {Kind::OutCounts, &Names::out_counts},
+      {Kind::OutSplits, &Names::out_counts},
+      {Kind::InDispls, &Names::in_displs},
+      {Kind::OutDispls, &Names::out_displs},
+      {Kind::Root, &Names::root},
+  };
   names.function = signature.name.c_str();
   for (const auto& param : signature.params) {
-    switch (param.kind) {
-      case Kind::Input:
-      case Kind::Inputs:
-        names.in = param.text;
-        break;
-      case Kind::Tensor:
-      case Kind::Output:
-      case Kind::Outputs:
-        names.out = param.text;
-        break;
-      case Kind::InCounts:
-      case Kind::InSplits:
-        names.in_counts = param.text;
-        break;
-      case Kind::OutCounts:
-      case Kind::OutSplits:
-        names.out_counts = param.text;
-        break;
-      case Kind::InDispls:
-        names.in_displs = param.text;
-        break;
-      case Kind::OutDispls:
-        names.out_displs = param.text;
-        break;
-      case Kind::Root:
-        names.root = param.text;
-        break;
-      default:
-        break;
+    for (const auto& [kind, name] : kNamed) {
+      if (param.kind == kind) names.*name = param.text;
     }
-  }
-}
-
-// Parameters that have no effect unless given.
-bool optional(Kind kind) {
-  switch (kind) {
-    case Kind::Reduction:
-    case Kind::Tag:
-    case Kind::InSplits:
-    case Kind::OutSplits:
-    case Kind::Timeout:
-    case Kind::SizeHint:
-    case Kind::Priority:
-    case Kind::Key:
-    case Kind::Codec:
-      return true;
-    default:
-      return false;
   }
 }
 
@@ -173,7 +142,9 @@ Signature parse(std::string_view name, Op op, std::string_view text, std::string
     const auto index = static_cast<uint8_t>(i);
     if (param.default_value.empty()) signature.required.push_back(index);
     const bool read = param.kind == Kind::Ignored || std::find(first.begin(), first.end(), i) != first.end();
-    if (!read) signature.rest.push_back({index, !optional(param.kind)});
+    // The root must have a list that other ranks must not have.
+    const bool always = param.default_value.empty() || param.kind == Kind::Inputs || param.kind == Kind::Outputs;
+    if (!read) signature.rest.push_back({index, always});
   }
   return signature;
 }
