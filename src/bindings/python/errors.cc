@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 
 #include <array>
+#include <cstddef>
 #include <exception>
 #include <memory>
 #include <new>
@@ -18,31 +19,19 @@ namespace mcr::python {
 
 namespace {
 
-struct Row {
-  ErrorCode code;
-  const char* name;  // of the class in mcr_dl.base.errors
-  PyObject* exception;
-};
+// The names of the classes in mcr_dl.base.errors, in the order of ErrorCode.
+constexpr std::array kClasses = {"InvalidArgumentError",   "InvalidTypeError",        "UnsupportedError",
+                                 "NotInitializedError",    "BackendUnavailableError", "BackendError",
+                                 "CollectiveTimeoutError", "PeerLostError",           "DesyncError"};
+static_assert(kClasses.size() == static_cast<std::size_t>(ErrorCode::Desync) + 1);
 
-std::array table = {
-    Row{ErrorCode::InvalidArgument, "InvalidArgumentError", nullptr},
-    Row{ErrorCode::InvalidType, "InvalidTypeError", nullptr},
-    Row{ErrorCode::Unsupported, "UnsupportedError", nullptr},
-    Row{ErrorCode::NotInitialized, "NotInitializedError", nullptr},
-    Row{ErrorCode::Unavailable, "BackendUnavailableError", nullptr},
-    Row{ErrorCode::Backend, "BackendError", nullptr},
-    Row{ErrorCode::Timeout, "CollectiveTimeoutError", nullptr},
-    Row{ErrorCode::PeerLost, "PeerLostError", nullptr},
-    Row{ErrorCode::Desync, "DesyncError", nullptr},
-};
+std::array<PyObject*, kClasses.size()> classes{};
 
 PyObject* explainer = nullptr;  // never released: it is a function of a module
 
 PyObject* exception_of(ErrorCode code) {
-  for (const auto& row : table) {
-    if (row.code == code && row.exception != nullptr) return row.exception;
-  }
-  return PyExc_RuntimeError;
+  PyObject* const known = classes[static_cast<std::size_t>(code)];
+  return known == nullptr ? PyExc_RuntimeError : known;
 }
 
 void raise_text(PyObject* type, std::string_view text) {
@@ -120,8 +109,10 @@ void set_explainer(PyObject* function) {
   explainer = function;
 }
 
-void set_exceptions(PyObject* classes) {
-  for (auto& row : table) row.exception = Py_XNewRef(PyDict_GetItemString(classes, row.name));
+void set_exceptions(PyObject* by_name) {
+  for (std::size_t i = 0; i < classes.size(); ++i) {
+    classes[i] = Py_XNewRef(PyDict_GetItemString(by_name, kClasses[i]));
+  }
 }
 
 std::string exception_text(PyObject* exception) {

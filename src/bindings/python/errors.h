@@ -10,7 +10,7 @@
 namespace mcr::python {
 
 /// Sets the Python exception of every ErrorCode: a dict from the code's name to a class. Called once, at import.
-void set_exceptions(PyObject* classes);
+void set_exceptions(PyObject* by_name);
 
 /// Sets the function that completes error texts of calls that other ranks take part in. It gets the text, the group's
 /// label, the call's number, whether the call is a message and whether it timed out, and returns the text to show. It
