@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <iterator>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -32,6 +33,14 @@ namespace mcr::python {
 std::string where(const std::string& pass, const Passage& passage) {
   return "pass '" + pass + "' in " + described(passage);
 }
+
+namespace {
+
+py::object list_of(std::span<const int64_t> counts) {
+  return py::cast(std::vector<int64_t>(counts.begin(), counts.end()));
+}
+
+}  // namespace
 
 PassedCall::PassedCall(std::shared_ptr<Group> group, const std::string& pass, Passage& passage, const Next& next)
     : group_(std::move(group)),
@@ -93,23 +102,15 @@ std::shared_ptr<void> PassedCall::memory() const {
   return memory_;
 }
 
-py::object PassedCall::input() const {
-  if (call().in.data == nullptr) return py::none();
-  return py::cast(view_of(call().in, call().dtype, call().device, memory()));
+py::object PassedCall::view(const Buffer& side) const {
+  if (side.data == nullptr) return py::none();
+  return py::cast(view_of(side, call().dtype, call().device, memory()));
 }
 
-py::object PassedCall::output() const {
-  if (call().out.data == nullptr) return py::none();
-  return py::cast(view_of(call().out, call().dtype, call().device, memory()));
-}
-
-py::object PassedCall::input_counts() const {
-  return py::cast(std::vector<int64_t>(call().in_counts.begin(), call().in_counts.end()));
-}
-
-py::object PassedCall::output_counts() const {
-  return py::cast(std::vector<int64_t>(call().out_counts.begin(), call().out_counts.end()));
-}
+py::object PassedCall::input() const { return view(call().in); }
+py::object PassedCall::output() const { return view(call().out); }
+py::object PassedCall::input_counts() const { return list_of(call().in_counts); }
+py::object PassedCall::output_counts() const { return list_of(call().out_counts); }
 
 // ---- the actions of a pass
 

@@ -75,6 +75,7 @@ class PassedCall {
   void replace(Tensors& tensors, Buffer& side, const at::Tensor& tensor);
   void distribute_later();
   std::shared_ptr<void> memory() const;
+  pybind11::object view(const Buffer& side) const;
   pybind11::object proceed_held();
   void issue_held(Deferred& deferred, std::optional<Candidate> candidate, std::shared_ptr<const Chain> chain,
                   std::shared_ptr<void> memory) const;
