@@ -122,12 +122,17 @@ class WhilePythonLives {
   static inline std::atomic<bool> ending{false};
 };
 
-/// Calls WhilePythonLives::stay() at the end of its lifetime, also after an exception.
-struct StaysWhilePythonEnds {
-  StaysWhilePythonEnds() = default;
-  StaysWhilePythonEnds(const StaysWhilePythonEnds&) = delete;
-  StaysWhilePythonEnds& operator=(const StaysWhilePythonEnds&) = delete;
-  ~StaysWhilePythonEnds() { WhilePythonLives::stay(); }
+/// For a function that torch calls: UnlockedIfHeld, and WhilePythonLives::stay() before the GIL is taken again, also
+/// after an exception.
+class CalledByTorch {
+ public:
+  CalledByTorch() = default;
+  CalledByTorch(const CalledByTorch&) = delete;
+  CalledByTorch& operator=(const CalledByTorch&) = delete;
+  ~CalledByTorch() { WhilePythonLives::stay(); }
+
+ private:
+  UnlockedIfHeld unlocked_;
 };
 
 /// Releases a reference, which may be null, from any thread. Once the interpreter is about to end, the object is kept.

@@ -166,8 +166,7 @@ void TorchBackend::break_off() noexcept {
 }
 
 void TorchBackend::startCoalescing() {
-  const UnlockedIfHeld guard;
-  const StaysWhilePythonEnds stays;
+  const CalledByTorch guard;
   break_off();  // torch has left the last block after an error of its own
   end_batch();  // of another group's block around this one, or that an exception has left
   begin_batch();
@@ -180,8 +179,7 @@ TorchBackend::TorchWorkPtr TorchBackend::endCoalescing() {
     throw Error(ErrorCode::InvalidArgument,
                 "mcr: endCoalescing (" + group_->label() + "): expected startCoalescing() before it, got none");
   }
-  const UnlockedIfHeld guard;
-  const StaysWhilePythonEnds stays;
+  const CalledByTorch guard;
   end_batch();
   return wrap(std::move(*parts), OpType::COALESCED, sequence_.load());
 }
@@ -363,8 +361,7 @@ TorchBackend::TorchWorkPtr TorchBackend::recvAnysource(TensorList& tensors, int 
 // ---- the group as a whole
 
 void TorchBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
-  const UnlockedIfHeld unlocked;
-  const StaysWhilePythonEnds stays;
+  const CalledByTorch guard;
   const Locked locked;
   const auto limit = opts.timeout.count() > 0 ? opts.timeout : group_->spec().timeout;
   py::module_::import("mcr_dl.groups.barriers").attr("monitored_barrier")(py::cast(group_), limit, wait_all_ranks);
@@ -382,8 +379,7 @@ void TorchBackend::registerOnCompletionHook(std::function<void(std::shared_ptr<c
 }
 
 void TorchBackend::waitForPendingWorks() {
-  const UnlockedIfHeld unlocked;
-  const StaysWhilePythonEnds stays;
+  const CalledByTorch guard;
   const auto now = std::chrono::steady_clock::now();
   milliseconds limit{};
   {
@@ -411,8 +407,7 @@ c10::intrusive_ptr<c10d::Backend> TorchBackend::split(const c10::intrusive_ptr<c
                                                       const std::vector<int>& ranks,
                                                       const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
   if (std::ranges::find(ranks, getRank()) == ranks.end()) return nullptr;
-  const UnlockedIfHeld unlocked;
-  const StaysWhilePythonEnds stays;
+  const CalledByTorch guard;
   const Locked locked;
   if (store == nullptr || store != split_.first) {  // else torch asks for another type of device
     auto part = runtime("split")(py::cast(group_), ranks, opts->timeout, py::cast(opts), options_->backends);
@@ -425,24 +420,21 @@ bool TorchBackend::supportsShrinking() const { return true; }
 
 c10::intrusive_ptr<c10d::Backend> TorchBackend::shrink(const std::vector<int64_t>& excluded, int,
                                                        const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
-  const UnlockedIfHeld unlocked;
-  const StaysWhilePythonEnds stays;
+  const CalledByTorch guard;
   const Locked locked;
   const auto options = opts == nullptr ? py::object(py::none()) : py::cast(opts);
   return runtime("shrink")(py::cast(group_), excluded, options).cast<c10::intrusive_ptr<TorchBackend>>();
 }
 
 void TorchBackend::shutdown() {
-  const UnlockedIfHeld unlocked;
-  const StaysWhilePythonEnds stays;
+  const CalledByTorch guard;
   const Locked locked;
   if (!group_->closed()) runtime("on_shutdown")(py::cast(group_));
 }
 
 void TorchBackend::abort() {
   if (Stop::forked()) Stop::check();  // the communicators are the parent's
-  const UnlockedIfHeld unlocked;
-  const StaysWhilePythonEnds stays;
+  const CalledByTorch guard;
   const Locked locked;
   if (group_->closed()) return;
   {

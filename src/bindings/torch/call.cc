@@ -151,15 +151,13 @@ Candidate* TorchCall::prepare() {
 void TorchCall::run() {
   note_site();
   if (blocking_thread.load(std::memory_order_relaxed) != thread_number()) call_.any_form = true;
-  const UnlockedIfHeld guard;
-  const StaysWhilePythonEnds stays;
+  const CalledByTorch guard;
   mcr::run(group_, prepare(), call_, extras_, check_signals);
 }
 
 std::shared_ptr<Work> TorchCall::start() {
   note_site();
-  const UnlockedIfHeld guard;
-  const StaysWhilePythonEnds stays;
+  const CalledByTorch guard;
   return mcr::start(group_, prepare(), call_, extras_, check_signals);
 }
 

@@ -147,8 +147,7 @@ std::vector<at::Tensor> TorchWork::result() { return results_of(parts_); }
 void TorchWork::synchronize() { wait(kNoTimeout); }
 
 bool TorchWork::wait(std::chrono::milliseconds timeout) {
-  const UnlockedIfHeld guard;
-  const StaysWhilePythonEnds stays;
+  const CalledByTorch guard;
   timeout = bounded(timeout);
   const bool limited = timeout.count() > 0;
   const auto begin = std::chrono::steady_clock::now();
