@@ -100,12 +100,17 @@ py::dict late_issues(const Group& group) {
 
 void stage(Group& group, int64_t chunk) { group.set_staging(std::make_shared<Staging>(group.stage(), chunk)); }
 
+// The group's candidate of that name; raises KeyError.
+Candidate& candidate_of(Group& group, const std::string& name) {
+  auto* candidate = group.find(name);
+  if (candidate == nullptr) throw py::key_error(name);
+  return *candidate;
+}
+
 // "cuda" or "cpu" for a backend that enqueues on a device's streams, None for a host backend.
 std::optional<std::string> streams_of(Group& group, const std::string& backend) {
   const Group::Inside inside(group);
-  auto* candidate = group.find(backend);
-  if (candidate == nullptr) throw py::key_error(backend);
-  const auto type = candidate->communicator->streams();
+  const auto type = candidate_of(group, backend).communicator->streams();
   return type ? std::optional<std::string>(name(*type)) : std::nullopt;
 }
 
@@ -125,9 +130,7 @@ std::string support(Group& group, const std::string& backend, const std::string&
   call.red = named<RedOp>(kReductions, red);
   call.vectored = vectored;
   const Group::Inside inside(group);
-  auto* candidate = group.find(backend);
-  if (candidate == nullptr) throw py::key_error(backend);
-  return std::string(Decision::of(*candidate->communicator, call).text());
+  return std::string(Decision::of(*candidate_of(group, backend).communicator, call).text());
 }
 
 // A library's thread may be waiting for the GIL.
