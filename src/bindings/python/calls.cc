@@ -248,12 +248,10 @@ class Binder {
   }
 
   std::shared_ptr<KeptTensors> kept() const {
-    TensorList all;
-    if (out_ != nullptr) all.push_back(*out_);
-    all.append(out_list_.begin(), out_list_.end());
-    const auto results = all.size();
-    tensors_.append_all(all, out_);
-    return std::make_shared<KeptTensors>(std::move(all), results);
+    TensorList results;
+    if (out_ != nullptr) results.push_back(*out_);
+    results.append(out_list_.begin(), out_list_.end());
+    return KeptTensors::of(std::move(results), tensors_, out_);
   }
 
   // gatherv's output and scatterv's input exist only on the root.

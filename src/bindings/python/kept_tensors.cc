@@ -12,6 +12,12 @@ KeptTensors::KeptTensors(TensorList all, std::size_t results) : all_(std::move(a
   }
 }
 
+std::shared_ptr<KeptTensors> KeptTensors::of(TensorList results, const Tensors& tensors, const at::Tensor* out) {
+  const auto count = results.size();
+  tensors.append_all(results, out);
+  return std::make_shared<KeptTensors>(std::move(results), count);
+}
+
 std::vector<at::Tensor> KeptTensors::results() const {
   const std::lock_guard lock(mutex_);
   std::vector<at::Tensor> found(all_.begin(), all_.begin() + results_);

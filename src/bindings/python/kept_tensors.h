@@ -5,6 +5,7 @@
 #include <c10/core/Storage.h>
 
 #include <cstddef>
+#include <memory>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -18,6 +19,9 @@ namespace mcr::python {
 /// keeps the memory that they have now, as the program may give a tensor other memory (`x.data = y`).
 class KeptTensors {
  public:
+  /// The tensors of a call: those that hold its result, and the others. `out`: the one of `results` that `tensors` has
+  /// too; may be null.
+  static std::shared_ptr<KeptTensors> of(TensorList results, const Tensors& tensors, const at::Tensor* out);
   /// The first `results` tensors of `all` hold the result.
   KeptTensors(TensorList all, std::size_t results);
   KeptTensors(const KeptTensors&) = delete;

@@ -139,9 +139,7 @@ Candidate* TorchCall::prepare() {
   extras_.keep = [](void* keeper) -> std::shared_ptr<void> {
     const auto& self = *static_cast<TorchCall*>(keeper);
     const auto results = self.results();
-    python::TensorList all(results.begin(), results.end());
-    self.tensors_.append_all(all, self.out_);
-    return std::make_shared<KeptTensors>(std::move(all), results.size());
+    return KeptTensors::of({results.begin(), results.end()}, self.tensors_, self.out_);
   };
   extras_.release = KeptTensors::release_of;
   if (NamedBackend::any()) candidate_ = named([&] { return NamedBackend::candidate(group_); });
