@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -53,9 +54,13 @@ class Staged {
     bool direct;             // the library takes device memory
   };
 
-  Staged(Place place, const Passage& passage, const Stream& caller)
+  Staged(Place place, const Passage& passage)
       : place_(std::move(place)), call_(passage.call), output_(of_output(call_, passage.group.rank())) {
     cut();
+  }
+
+  /// Enqueues the copies to the host.
+  void begin(const Passage& passage, const Stream& caller) {
     const StreamGuard guard(place_.outward);
     const auto here = take_event(call_.device);
     here->record(caller);
@@ -65,6 +70,17 @@ class Staged {
     if (!place_.direct) bring_out();
     for (auto& piece : pieces_) {
       if (!piece.arrived) piece.arrived = mark(place_.outward);
+    }
+  }
+
+  /// After an error of the start: waits until no copy uses the call's memory and that of this object.
+  void finish() noexcept {
+    try {
+      const DeviceGuard guard(place_.outward.device);
+      const auto copied = mark(place_.outward);
+      while (!copied->ready()) std::this_thread::yield();
+    } catch (...) {
+      // The device has failed, and copies no more. The error that came first is reported.
     }
   }
 
@@ -209,10 +225,17 @@ std::shared_ptr<Work> Staging::start(Passage& passage, bool direct) {
   const Stream inward = streams.lane(call.device, 1);
   auto point = std::make_shared<StreamPoint>(caller);
   const auto staged =
-      std::make_shared<Staged>(Staged::Place{streams.lane(call.device, 0), inward, chunk_, direct}, passage, caller);
-  const auto schedule = Schedule::make();
-  Staged::build(staged, *schedule);
-  auto request = stage_->submit(passage, schedule, nullptr, Stage::LateFor::Device);
+      std::make_shared<Staged>(Staged::Place{streams.lane(call.device, 0), inward, chunk_, direct}, passage);
+  std::unique_ptr<Request> request;
+  try {
+    staged->begin(passage, caller);
+    const auto schedule = Schedule::make();
+    Staged::build(staged, *schedule);
+    request = stage_->submit(passage, schedule, nullptr, Stage::LateFor::Device);
+  } catch (...) {
+    staged->finish();
+    throw;
+  }
   request = std::make_unique<StagedEnd>(std::move(request), passage.extras.behind.take(), point, inward);
   return hold(passage, std::move(request), std::move(point));
 }
