@@ -120,10 +120,10 @@ void Work::complete() noexcept {
     Recorder::instance().completed(number, failure_.has_value(), requests_.empty() ? -1 : requests_.front()->source());
   }
   completed_.store(true, std::memory_order_release);
-  std::vector<std::function<void()>> callbacks;
+  LazyVector<std::function<void()>> callbacks;
   {
     const SpinLock lock(adding_);
-    callbacks = callbacks_.take();
+    std::swap(callbacks, callbacks_);
   }
   for (const auto& callback : callbacks) callback();
 }
