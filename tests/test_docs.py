@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documentation's site: every page is in its menu, and what mkdocs warns of fails the build."""
+"""The documentation: every page is in the site's menu, what mkdocs warns of fails the build, and the README quotes the
+measured gains."""
 
 from __future__ import annotations
 
@@ -24,3 +25,13 @@ def test_warnings_fail_the_build() -> None:
     (line,) = [line for line in (ROOT / "Makefile").read_text().splitlines() if "bin/mkdocs build" in line]
     assert "--strict" in line
     assert "-q" not in line.partition("bin/mkdocs build")[2]
+
+
+def test_the_readme_quotes_the_lab() -> None:
+    """The README's gains are those of the last committed measurement."""
+    gain = r"\| ([+-]\d+)% \| ([+-]\d+)%"
+    report = (ROOT / "docs" / "results" / "lab.md").read_text()
+    measured = re.findall(r"^\| (?:moe|dlrm|dense), \w+ \|[^|]+\|[^|]+" + gain, report, re.MULTILINE)
+    assert len(measured) == 9
+    quoted = re.findall(r"\| ([+-]\d+) % \(([+-]\d+) %\)(?= \|)", (ROOT / "README.md").read_text())
+    assert quoted == measured
