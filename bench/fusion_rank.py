@@ -75,10 +75,17 @@ def _measure(sizes: list[int], groups: dict[str, Any], backend: str, budget: flo
     return {name: samples[1:] for name, samples in times.items()}
 
 
+def _start() -> None:
+    """Start the runtime, and bind this thread to a core; the progress threads, which calls start here, stay free."""
+    mcr_dl.init_process_group(list(BACKENDS), tuning_table="none")
+    for backend in BACKENDS:
+        mcr_dl.all_reduce(torch.zeros(1), backend=backend, async_op=True).wait()
+    bind()
+
+
 def measure_pauses(options: dict[str, dict[str, int]], pause: float, output: str) -> None:
     """64 calls of 1 KiB with pauses, for each set of Fuse's options; rank 0 writes the samples."""
-    mcr_dl.init_process_group(list(BACKENDS), tuning_table="none")
-    bind()
+    _start()
     groups = _choices(options)
     tensors = [torch.zeros(256) for _ in range(64)]
     found: dict[str, dict[str, list[float]]] = {}
@@ -109,8 +116,7 @@ def measure_all(
     options: dict[str, dict[str, int]], points: list[tuple[int, int]], budget: float, models: bool, output: str
 ) -> None:
     """All batches, for each set of Fuse's options; rank 0 writes the samples."""
-    mcr_dl.init_process_group(list(BACKENDS), tuning_table="none")
-    bind()
+    _start()
     groups = _choices(options)
     found: dict[str, Any] = {}
     for backend in BACKENDS:
