@@ -12,7 +12,7 @@ KeptTensors::KeptTensors(TensorList all, std::size_t results) : all_(std::move(a
   }
 }
 
-std::shared_ptr<KeptTensors> KeptTensors::of(TensorList results, const Tensors& tensors, const at::Tensor* out) {
+std::shared_ptr<KeptTensors> KeptTensors::of(TensorList&& results, const Tensors& tensors, const at::Tensor* out) {
   const auto count = results.size();
   tensors.append_all(results, out);
   return std::make_shared<KeptTensors>(std::move(results), count);

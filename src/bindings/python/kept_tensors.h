@@ -21,7 +21,7 @@ class KeptTensors {
  public:
   /// The tensors of a call: those that hold its result, and the others. `out`: the one of `results` that `tensors` has
   /// too; may be null.
-  static std::shared_ptr<KeptTensors> of(TensorList results, const Tensors& tensors, const at::Tensor* out);
+  static std::shared_ptr<KeptTensors> of(TensorList&& results, const Tensors& tensors, const at::Tensor* out);
   /// The first `results` tensors of `all` hold the result.
   KeptTensors(TensorList all, std::size_t results);
   KeptTensors(const KeptTensors&) = delete;
