@@ -18,6 +18,13 @@ constexpr std::string_view kThemis = "themis";
   throw Error(ErrorCode::InvalidArgument, "expected " + expected + ", got '" + std::string(text) + "'");
 }
 
+void check_length(std::size_t length) {
+  if (length <= kLongestName) return;
+  throw Error(ErrorCode::InvalidArgument, "expected the name of a candidate, of at most " +
+                                              std::to_string(kLongestName) + " characters, got " +
+                                              std::to_string(length));
+}
+
 std::string_view trimmed(std::string_view text) {
   constexpr std::string_view kSpace = " \t\n\r\f\v";
   const auto begin = std::min(text.find_first_not_of(kSpace), text.size());
@@ -114,15 +121,12 @@ CandidateName without_codec(std::string_view name, std::string_view text) {
 
 CandidateName CandidateName::parse(std::string_view text) {
   // The parts of a name are parsed recursively; a table or a variable may have any text.
-  if (text.size() > kLongestName) {
-    throw Error(ErrorCode::InvalidArgument, "expected the name of a candidate, of at most " +
-                                                std::to_string(kLongestName) + " characters, got " +
-                                                std::to_string(text.size()));
-  }
+  check_length(text.size());
   const auto bar = std::min(text.find('|'), text.size());
   auto result = without_codec(trimmed(text.substr(0, bar)), text);
   result.codec = trimmed(text.substr(std::min(bar + 1, text.size())));
   if (bar < text.size() && result.codec.empty()) wrong("a codec behind '|'", text);
+  check_length(result.text().size());  // an earlier spelling is shorter: "gloo+mpi" for "stripe(gloo,mpi)"
   return result;
 }
 

@@ -142,6 +142,10 @@ TEST(a_name_has_a_limit) {
   CHECK(error_of(nested(100)).starts_with("expected the name of a backend in place of"));
   CHECK(error_of(nested(100'000)) == "expected the name of a candidate, of at most 1000 characters, got 800001");
   CHECK(error_of(std::string(1000, 'a')) == "no error" && error_of(std::string(1001, 'a')) != "no error");
+  // Each "a+b" is spelled "stripe(a,b)".
+  std::string earlier = "hier(a+b";
+  while (earlier.size() < 900) earlier += ",a+b";
+  CHECK(error_of(earlier + ")").starts_with("expected the name of a candidate, of at most 1000 characters, got 2"));
 }
 
 TEST(names_of_variants) {
