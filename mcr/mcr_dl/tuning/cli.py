@@ -27,7 +27,7 @@ from mcr_dl.commands.text import winners_text
 from mcr_dl.groups import environment
 from mcr_dl.libraries import registry
 from mcr_dl.measure import devices, memory
-from mcr_dl.tables import codecs
+from mcr_dl.tables import choice, codecs
 from mcr_dl.tables import table as tables
 from mcr_dl.tables.earlier import completed
 from mcr_dl.tables.host import host, software
@@ -366,6 +366,9 @@ def _measure(settings: _Settings) -> int:
             tables.write(_table_with(path, scale, progress, facts), path)
         _journal_path(path, ranks, settings.device).unlink(missing_ok=True)
         _summary(scale, path, time.monotonic() - begin, int(facts.get("devices", 0)))
+    named = choice.named_table(None)
+    if settings.output is None and named and Path(named).resolve() != path.resolve():
+        _say(f"programs started here do not use this table, as {choice.VARIABLE} is {named}")
     return 0
 
 
