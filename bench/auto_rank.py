@@ -8,9 +8,9 @@ from typing import Any
 import mcr_dl
 import script
 from mcr_dl import _C
-from mcr_dl.bench.ranks import bind
 from mcr_dl.measure.cases import Case, Prepared
 from mcr_dl.measure.ended_trials import end_trials
+from mcr_dl.measure.ranks import bind
 from mcr_dl.measure.timing import Sampling, TorchControl
 
 SIZES = [4 * 4**i for i in range(12)]  # 4 B ... 16 MiB

@@ -13,7 +13,7 @@ import torch
 import mcr_dl
 import script
 from mcr_dl import passes
-from mcr_dl.bench.ranks import bind
+from mcr_dl.measure.ranks import bind
 
 _ROUNDS = 7
 _SECONDS_PER_POINT = 6.0

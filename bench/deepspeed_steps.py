@@ -27,7 +27,7 @@ from typing import Any
 
 import script
 from markdown_text import paragraph, table
-from mcr_dl.bench.ranks import free_port
+from mcr_dl.measure.ranks import free_port
 
 WHO = ("gloo", "mpi", "auto")
 FLOOR = "null"  # no communication, so its steps compute other numbers

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import mcr_dl
 import script
-from mcr_dl.bench.ranks import bind
+from mcr_dl.measure.ranks import bind
 
 SIZES = [4 << power for power in range(0, 23, 2)]
 BACKEND = "mpi"

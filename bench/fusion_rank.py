@@ -11,7 +11,7 @@ import torch
 import mcr_dl
 import script
 from mcr_dl import _C
-from mcr_dl.bench.ranks import bind
+from mcr_dl.measure.ranks import bind
 from mcr_dl.passes import Fuse
 from mcr_dl.runtime import handles
 

@@ -15,7 +15,7 @@ import torch
 
 import mcr_dl
 import script
-from mcr_dl.bench.ranks import launched
+from mcr_dl.measure.ranks import launched
 
 _ROUNDS = 21
 # Statement and calls in a round, by name.

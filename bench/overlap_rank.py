@@ -15,7 +15,7 @@ import torch
 
 import mcr_dl
 import script
-from mcr_dl.bench.ranks import bind
+from mcr_dl.measure.ranks import bind
 
 BACKENDS = ("shm", "mpi", "gloo")
 COPY = "a copying thread"

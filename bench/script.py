@@ -22,7 +22,7 @@ import torch
 import mcr_dl
 from mcr_dl.base import launcher
 from mcr_dl.base.documents import write_rows
-from mcr_dl.bench.ranks import launched, run_local
+from mcr_dl.measure.ranks import launched, run_local
 from mcr_dl.tables.host import host
 
 ROOT = Path(__file__).resolve().parent.parent

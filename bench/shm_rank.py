@@ -16,7 +16,7 @@ import torch
 
 import mcr_dl
 import script
-from mcr_dl.bench.ranks import bind
+from mcr_dl.measure.ranks import bind
 
 OPERATIONS = ("all_reduce", "broadcast", "all_gather", "all_to_all", "barrier")
 SIZES = tuple(4**power for power in range(1, 13))  # 4 B to 16 MiB

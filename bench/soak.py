@@ -18,8 +18,8 @@ from typing import Any
 from rich.table import Table
 
 import script
-from mcr_dl.bench.ranks import run_local
 from mcr_dl.commands.console import Console
+from mcr_dl.measure.ranks import run_local
 from soak_rank import MIXES, Settings, soak
 
 MIB = 1 << 20

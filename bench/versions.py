@@ -16,8 +16,8 @@ from pathlib import Path
 from rich.table import Table
 
 import script
-from mcr_dl.bench.ranks import free_port
 from mcr_dl.commands.console import Console
+from mcr_dl.measure.ranks import free_port
 
 RANK = Path(__file__).with_name("versions_rank.py")
 LIMIT = 300  # seconds for one run

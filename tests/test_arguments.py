@@ -16,8 +16,8 @@ import torch
 import mcr_dl
 from harness import Pools, launchers
 from mcr_dl import InvalidArgumentError, InvalidTypeError
-from mcr_dl.bench.ranks import free_port
 from mcr_dl.libraries.registry import parse_backends
+from mcr_dl.measure.ranks import free_port
 from mcr_dl.runtime import exit_steps
 from mcr_dl.trace import _configure
 from mcr_dl.tuning.costs import cost_model

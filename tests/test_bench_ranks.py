@@ -16,7 +16,7 @@ import pytest
 import waiting
 from harness import launchers
 from mcr_dl import InvalidArgumentError
-from mcr_dl.bench.ranks import run_local
+from mcr_dl.measure.ranks import run_local
 
 
 def test_ranks_have_torchruns_environment(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_ranks_have_torchruns_environment(tmp_path: Path) -> None:
 
 def test_a_failed_rank_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """They could wait for it forever; the first failure is known."""
-    monkeypatch.setattr("mcr_dl.bench.ranks._GRACE_SECONDS", 0.1)
+    monkeypatch.setattr("mcr_dl.measure.ranks._GRACE_SECONDS", 0.1)
     code = "import os, sys, time; sys.exit(7) if os.environ['RANK'] == '1' else time.sleep(600)"
     with run_local(exec, (code,), 3) as running:
         assert running.wait(60)
@@ -75,7 +75,7 @@ def test_an_error_at_the_start_ends_the_ranks(monkeypatch: pytest.MonkeyPatch) -
 def test_ranks_keep_to_cores_of_their_own(tmp_path: Path, ranks: int, told: bool) -> None:
     """If there are enough, also if the launcher tells no local rank; otherwise they stay where the system puts them."""
     code = (
-        "import os, mcr_dl; from mcr_dl.bench.ranks import bind\n"
+        "import os, mcr_dl; from mcr_dl.measure.ranks import bind\n"
         f"for name in () if {told} else ('LOCAL_RANK', 'LOCAL_WORLD_SIZE'): del os.environ[name]\n"
         "mcr_dl.init_process_group('gloo', tuning_table='none')\n"
         "print(bind(), *sorted(os.sched_getaffinity(0)))\n"
@@ -95,7 +95,7 @@ def test_ranks_keep_to_cores_of_their_own(tmp_path: Path, ranks: int, told: bool
 def test_ranks_die_with_their_parent() -> None:
     """Even if it has no time to end them."""
     program = (
-        "import time; from mcr_dl.bench.ranks import run_local\n"
+        "import time; from mcr_dl.measure.ranks import run_local\n"
         "running = run_local(time.sleep, (600,), 2)\nprint(*running.pids.values(), flush=True)\nrunning.wait()\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], env=launchers.environment(), stdout=subprocess.PIPE)

@@ -16,7 +16,7 @@ import pytest
 
 import grids
 import jobs
-from mcr_dl.bench.ranks import environments
+from mcr_dl.measure.ranks import environments
 from mcr_dl.testing.nursery import Child, Nursery
 from waiting import await_true, state_of
 

@@ -15,7 +15,7 @@ import jobs
 import mcr_dl
 from harness import launchers, old_mpich
 from mcr_dl.base import launcher
-from mcr_dl.bench.ranks import environments, free_port
+from mcr_dl.measure.ranks import environments, free_port
 
 SCRIPT = str(launchers.TESTS / "programs" / "everywhere.py")
 

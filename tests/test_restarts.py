@@ -19,7 +19,7 @@ import jobs
 from harness import launchers
 from mcr_dl.base import launcher
 from mcr_dl.base.errors import CollectiveTimeoutError
-from mcr_dl.bench.ranks import free_port
+from mcr_dl.measure.ranks import free_port
 from mcr_dl.runtime import lives
 from mcr_dl.testing.nursery import Nursery
 

@@ -21,8 +21,8 @@ import mcr_dl
 from harness import launchers
 from mcr_dl import InvalidArgumentError, InvalidTypeError
 from mcr_dl.base import errors, launcher, variables
-from mcr_dl.bench.ranks import environments
 from mcr_dl.libraries.registry import parse_backends
+from mcr_dl.measure.ranks import environments
 from mcr_dl.runtime import attempts, startup, state
 from mcr_dl.testing.nursery import Child, Nursery
 from mcr_dl.watch._watch import Watch

@@ -20,8 +20,8 @@ import mcr_dl
 from harness import launchers
 from harness.commands import refused
 from mcr_dl import _C
-from mcr_dl.bench.ranks import environments
 from mcr_dl.libraries import registry
+from mcr_dl.measure.ranks import environments
 from mcr_dl.testing import cases, cli, kit, reference, session
 from mcr_dl.testing.calls import OPS, SIGNATURES, STYLES, Case, kinds
 

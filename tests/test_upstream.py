@@ -10,7 +10,7 @@ import pytest
 
 import mcr_dl
 from harness import launchers
-from mcr_dl.bench.ranks import free_port
+from mcr_dl.measure.ranks import free_port
 
 PROGRAM = str(launchers.TESTS / "programs" / "upstream.py")
 

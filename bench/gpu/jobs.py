@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mcr_dl.bench.ranks import run_local
 from mcr_dl.measure import devices
+from mcr_dl.measure.ranks import run_local
 
 _STACKS_SECONDS = 1.0
 _START_SECONDS = 18.0  # importing torch, meeting, making groups; and ending

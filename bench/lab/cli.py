@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from lab import Lab, LabError, cleaning, plan
-from mcr_dl.bench.ranks import orderly_end
 from mcr_dl.commands.console import Console
+from mcr_dl.measure.ranks import orderly_end
 
 FAILED, WRONG, INTERRUPTED = 1, 2, 130
 _EXAMPLE = "example: sudo .venv/bin/python bench/lab run --hosts 2 --nics 400,200 -- .venv/bin/python train.py"

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mcr_dl.bench.ranks import environments
+from mcr_dl.measure.ranks import environments
 from mcr_dl.testing.pool import start_all, without_launcher
 
 TESTS = Path(__file__).resolve().parent.parent

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import launchers
-from mcr_dl.bench.ranks import free_port
+from mcr_dl.measure.ranks import free_port
 
 HERE = Path(__file__).resolve().parent
 # No downloads, no telemetry.

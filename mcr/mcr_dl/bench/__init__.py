@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``mcr-bench``: ``ranks`` starts the processes, ``mix`` runs operations at once, ``report`` shows the results."""
+"""``mcr-bench``: ``mix`` runs operations at once, ``report`` shows the results."""

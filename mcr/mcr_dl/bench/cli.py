@@ -18,7 +18,6 @@ from mcr_dl.base.operations import operation_of
 from mcr_dl.bench import report, starting
 from mcr_dl.bench._sweep import Row, Settings, measure_point, points
 from mcr_dl.bench.mix import MixResult, parse_mix, run_mix
-from mcr_dl.bench.ranks import bind, launched, run_local
 from mcr_dl.commands.arguments import (
     INTERRUPTED,
     STDOUT,
@@ -49,6 +48,7 @@ from mcr_dl.groups import default_group, environment
 from mcr_dl.libraries import registry
 from mcr_dl.measure import devices, memory
 from mcr_dl.measure.cases import candidates, differs
+from mcr_dl.measure.ranks import bind, launched, run_local
 from mcr_dl.measure.timing import TorchControl
 from mcr_dl.tables import rules
 

@@ -14,11 +14,11 @@ from rich.table import Table
 
 from mcr_dl import _C
 from mcr_dl.base.errors import InvalidArgumentError
-from mcr_dl.bench.ranks import launched, orderly_end
 from mcr_dl.commands import arguments
 from mcr_dl.commands.console import Console, bars
 from mcr_dl.groups import environment
 from mcr_dl.libraries import registry, third_party
+from mcr_dl.measure.ranks import launched, orderly_end
 from mcr_dl.testing import cases, kit
 from mcr_dl.testing.calls import OPS
 from mcr_dl.testing.kit import EMULATED, FAILED, NATIVE, OUTCOMES, SKIPPED, Result, Settings

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from mcr_dl.bench.ranks import environments
+from mcr_dl.measure.ranks import environments
 from mcr_dl.testing.nursery import Child, Nursery
 
 __all__ = ["ENDED", "LIMIT", "LOST", "REPORTED", "agent_store", "await_text", "end", "expect", "start"]

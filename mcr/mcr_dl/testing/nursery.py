@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from mcr_dl.base import documents
-from mcr_dl.bench.ranks import environments
+from mcr_dl.measure.ranks import environments
 from mcr_dl.testing.pool import without_launcher
 
 __all__ = ["Child", "Nursery"]

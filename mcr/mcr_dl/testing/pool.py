@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import Any
 
-from mcr_dl.bench.ranks import environments
+from mcr_dl.measure.ranks import environments
 from mcr_dl.testing import position
 
 _START_SECONDS = 90.0

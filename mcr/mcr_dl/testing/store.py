@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from torch.distributed import TCPStore
 
-from mcr_dl.bench.ranks import die_with
+from mcr_dl.measure.ranks import die_with
 
 if __name__ == "__main__":
     _store = TCPStore("127.0.0.1", int(sys.argv[1]), None, True, timedelta(seconds=60), wait_for_workers=False)

@@ -13,7 +13,7 @@ from typing import Any
 
 import mcr_dl
 from mcr_dl.base import launcher
-from mcr_dl.bench.ranks import die_with
+from mcr_dl.measure.ranks import die_with
 from mcr_dl.testing import position
 
 

@@ -19,7 +19,6 @@ from mcr_dl import _C
 from mcr_dl.base import documents, launcher
 from mcr_dl.base.errors import BackendUnavailableError, InvalidArgumentError
 from mcr_dl.base.operations import frequent, operation_of
-from mcr_dl.bench.ranks import launched
 from mcr_dl.commands import arguments
 from mcr_dl.commands.console import Console, bars
 from mcr_dl.commands.sizes import size_text
@@ -27,6 +26,7 @@ from mcr_dl.commands.text import winners_text
 from mcr_dl.groups import environment
 from mcr_dl.libraries import registry
 from mcr_dl.measure import devices, memory
+from mcr_dl.measure.ranks import launched
 from mcr_dl.tables import choice, codecs
 from mcr_dl.tables import table as tables
 from mcr_dl.tables.earlier import completed

@@ -20,10 +20,10 @@ from typing import Any
 from mcr_dl import _C, watch
 from mcr_dl.base import stores
 from mcr_dl.base.warning import say
-from mcr_dl.bench.ranks import orderly_end
 from mcr_dl.commands.arguments import FAILED
 from mcr_dl.groups import default_group
 from mcr_dl.measure import devices
+from mcr_dl.measure.ranks import orderly_end
 from mcr_dl.runtime import state
 from mcr_dl.tuning._journal import Journal, Plan, Progress, blamed
 from mcr_dl.tuning.worker import Worker, start

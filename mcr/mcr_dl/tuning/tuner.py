@@ -18,8 +18,8 @@ from typing import Any
 
 from mcr_dl.base.errors import BackendUnavailableError, InvalidArgumentError
 from mcr_dl.base.operations import dtype_class
-from mcr_dl.bench.ranks import LocalRanks, run_local
 from mcr_dl.commands.sizes import size_text
+from mcr_dl.measure.ranks import LocalRanks, run_local
 from mcr_dl.tables.model import Curve, Exclusion, Sample, Scale, parts_of
 from mcr_dl.tables.table import now
 from mcr_dl.tables.winners import winners_of

@@ -13,11 +13,11 @@ from typing import Any, NoReturn
 from mcr_dl import _C
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.bench import starting
-from mcr_dl.bench.ranks import bind
 from mcr_dl.groups import default_group
 from mcr_dl.libraries import registry
 from mcr_dl.measure import devices, shares
 from mcr_dl.measure.cases import Case, Prepared
+from mcr_dl.measure.ranks import bind
 from mcr_dl.measure.timing import MINIMUM_ROUNDS, Sampling, Statistics, TorchControl
 from mcr_dl.passes import chain
 from mcr_dl.runtime import core_groups, state

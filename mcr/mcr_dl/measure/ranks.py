@@ -22,7 +22,7 @@ from torch.distributed import TCPStore
 
 from mcr_dl.base import launcher
 from mcr_dl.base.errors import InvalidArgumentError
-from mcr_dl.bench._rank import die_with
+from mcr_dl.measure._rank import die_with
 from mcr_dl.measure.start import own_core
 
 __all__ = ["LocalRanks", "bind", "die_with", "environments", "free_port", "launched", "orderly_end", "run_local"]
