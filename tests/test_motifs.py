@@ -63,6 +63,45 @@ def test_rules_compose_to_the_operations_result(call: tuple[str, int, int, int],
         np.testing.assert_array_equal(result[rank, slice(*span)], values, err_msg=f"rank {rank}")
 
 
+@pytest.mark.parametrize(
+    ("rule", "call", "texts"),
+    [
+        (motifs.segment(4), ("all_gather", 3, 2), ["all_gather 2"] * 3),
+        (motifs.segment(4), ("all_gather", 1, 2), ["all_gather 2"]),
+        (motifs.ring, ("all_reduce", 10, 3), ["reduce_scatter 10", "all_gather 10"]),
+        (motifs.tree(2), ("all_reduce", 10, 3), ["reduce 10", "reduce 10", "broadcast 10", "broadcast 10"]),
+        (
+            motifs.tree(3),
+            ("all_reduce", 9, 7),
+            ["reduce 9 in 2 groups", "reduce 9", "broadcast 9", "broadcast 9 in 2 groups"],
+        ),
+        (
+            motifs.spline(2),
+            ("all_to_all", 3, 5),
+            ["all_to_all 6 shifts 0-1", "all_to_all 6 shifts 2-3", "all_to_all 3 shifts 4-4"],
+        ),
+        (motifs.spline(5), ("all_to_all", 3, 5), ["all_to_all 15"]),
+        (motifs.spline(2), ("all_gather", 3, 5), ["all_gather 15"]),
+    ],
+)
+def test_a_rule_gives_these_motifs(rule: Rule, call: tuple[str, int, int], texts: list[str]) -> None:
+    found = [str(motif) for motif, _ in motifs.steps(motifs.rewrite(motifs.call(*call), rule))]
+    assert found == texts
+
+
+def test_rules_fit_their_own_results() -> None:
+    windows = motifs.rewrite(motifs.call("all_to_all", 3, 7), motifs.spline(3))
+    assert [str(motif)[-3:] for motif, _ in motifs.steps(motifs.rewrite(windows, motifs.spline(2)))] == [
+        "0-1",
+        "2-2",
+        "3-4",
+        "5-5",
+        "6-6",
+    ]
+    assert motifs.ring(Motif("all_reduce", ((0, 1), (2, 3)), ((0, 4),))) is None
+    assert motifs.tree(2)(Motif("all_reduce", ((0, 1), (2, 3)), ((0, 4),))) is None
+
+
 @settings(max_examples=200, deadline=None)
 @given(CALLS, st.lists(RULES, max_size=3))
 def test_elements_are_moved_once(call: tuple[str, int, int, int], rules: list) -> None:

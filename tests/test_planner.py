@@ -21,6 +21,7 @@ from mcr_dl.planner import document, graph, motifs, options, show
 from mcr_dl.planner.graph import Call, Channel, Graph, Node
 from mcr_dl.planner.plans import Plan, Planner
 from mcr_dl.testing import plan_graphs
+from mcr_dl.testing.plan_graphs import fixed
 from mcr_dl.trace import cli
 from motif_interpreter import transfers
 
@@ -179,6 +180,40 @@ def test_exclusive_channels_do_not_overlap() -> None:
         planner.brute_force(most=1)
 
 
+def test_a_long_call_goes_on_around_the_next_iterations_first_one() -> None:
+    """The all_reduce of the last layer, in four segments, which only the end of the next forward pass waits for."""
+    whole, cut = fixed("whole", "net", 1000), fixed("segment 4 on net", "net", 1000, 4)
+    small = (fixed("whole", "net", 100),)
+    nodes = (
+        Node("forward 0", ("reduce 0@-1",), time=100),
+        Node("exchange", ("forward 0",), options=small),
+        Node("forward 1", ("exchange",), time=500),
+        Node("forward 2", ("forward 1", "reduce 2@-1"), time=100),
+        Node("backward 2", ("forward 2",), time=100),
+        Node("reduce 2", ("backward 2",), options=(whole, cut)),
+        Node("backward 0", ("backward 2",), time=100),
+        Node("reduce 0", ("backward 0",), options=small),
+    )
+    planner = Planner(Graph((Channel("net", ("net",)),), nodes))
+    assert [plan.iteration for plan in (planner.program_order(), planner.critical_path())] == [2000, 2000]
+    plan = planner.priority()
+    assert [way[place].name for way, place in zip(planner.options, plan.chosen, strict=True) if way] == [
+        "whole",
+        "segment 4 on net",
+        "whole",
+    ]
+    # reduce 2 depends on itself through forward 2 and backward 2, and the two other calls interrupt it.
+    assert (plan.iteration, planner.search().plan.iteration) == (1400, 1400)
+    assert plan.order == ((5, 1, 0), (1, 0, 1), (5, 2, 0), (5, 3, 0), (5, 0, 1), (7, 0, 1))
+
+
+def test_a_graph_has_at_most_64_resources_and_lanes() -> None:
+    node = Node("compute", time=10)
+    assert Planner(Graph((Channel("net", tuple(map(str, range(63)))),), (node,))).program_order().iteration == 10
+    with pytest.raises(InvalidArgumentError, match="expected at most 64 resources and lanes, got 65"):
+        Planner(Graph((Channel("net", tuple(map(str, range(64)))),), (node,)))
+
+
 # ---- options
 
 
@@ -231,7 +266,7 @@ def test_pure_data_parallelism_keeps_program_order() -> None:
     for layer in range(6):
         after = (f"compute {layer - 1}",) if layer else tuple(f"reduce {each}@-1" for each in range(6))
         nodes.append(Node(f"compute {layer}", after, time=500))
-        nodes.append(Node(f"reduce {layer}", (f"compute {layer}",), options=(plan_graphs.fixed("ring", "net", 700),)))
+        nodes.append(Node(f"reduce {layer}", (f"compute {layer}",), options=(fixed("ring", "net", 700),)))
     planner = Planner(Graph((Channel("net", ("net",)),), tuple(nodes)))
     plain, found = planner.program_order(), planner.search(chains=3).plan
     assert (found.chosen, found.order, found.iteration) == (plain.chosen, plain.order, plain.iteration)
@@ -256,7 +291,7 @@ def test_an_option_without_costs_is_left_out() -> None:
 
 def _blocking() -> Graph:
     """Two blocking calls: the program computes between them."""
-    ways = (plan_graphs.fixed("way", "only", 10),)
+    ways = (fixed("way", "only", 10),)
     nodes = (
         Node("a", ("work@-1",), options=ways),
         Node("between", ("a",), time=5),

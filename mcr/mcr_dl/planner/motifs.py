@@ -213,5 +213,4 @@ def in_degree(motif: Motif) -> int:
     if motif.shifts is None:
         return 1  # a ring
     begin, end = motif.shifts
-    own = -(-begin // size) * size < end  # a shift at which each rank is its own receiver
-    return min(end - begin - own, size - 1)
+    return end - begin - (begin == 0)  # at shift 0 each rank is its own receiver
