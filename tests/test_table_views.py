@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +20,7 @@ from mcr_dl.commands.console import Console
 from mcr_dl.tables import table as files
 from mcr_dl.tables.host import host
 from mcr_dl.tables.model import Curve, Exclusion, Table
-from mcr_dl.tables.winners import steady
+from mcr_dl.tables.winners import Comparison, cost_of, microseconds_of, steady
 from mcr_dl.tuning import diff
 from mcr_dl.tuning.cli import main
 from mcr_dl.tuning.diff import differences
@@ -83,6 +84,7 @@ def test_show_is_a_table_of_winners_by_size_and_scale() -> None:
         (((0, "mpi"), (16, "shm"), (512, "gloo")), ((0, "mpi"), (512, "gloo"))),
         (((0, "shm"), (16, "mpi"), (256, "shm"), (512, "gloo")), ((0, "shm"), (512, "gloo"))),
         (((0, "gloo"), (16, "shm"), (128, "mpi")), ((0, "gloo"), (16, "shm"))),
+        (((0, "mpi"), (16, "shm")), ((0, "mpi"),)),
     ],
 )
 def test_winners_without_noise(ranges: tuple[tuple[int, str], ...], expected: tuple[tuple[int, str], ...]) -> None:
@@ -90,6 +92,41 @@ def test_winners_without_noise(ranges: tuple[tuple[int, str], ...], expected: tu
     curves = (curve("mpi", 1.01, 2.02, 404.0), curve("shm", 1.0, 2.0, 400.0), curve("gloo", 30.0, 31.0, 100.0))
     given = scale(curves=curves, winners=(winner(*ranges),))
     assert steady(given, given.winners[0]) == winner(*expected)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "equal"),
+    [
+        (100, 201, True),
+        (100, 202, False),
+        (201, 202, False),
+        (150, 400, False),  # within the range alone
+        (150, math.inf, False),
+        (300, math.inf, True),
+        (0, 100, True),
+    ],
+)
+def test_candidates_are_about_equal_at_all_sizes_of_a_range(start: int, end: float, equal: bool) -> None:
+    sizes = (100, 200, 201, 300)
+    curves = (curve("mpi", 1.0, 1.0, 1.0, 1.0, sizes=sizes), curve("shm", 1.0, 1.01, 1.5, 1.0, sizes=sizes))
+    compared = Comparison(scale(curves=curves), curves[0].subject)
+    assert compared.about_equal("mpi", "shm", start, end) is equal
+    assert compared.about_equal("mpi", "mpi", start, end)
+    assert not compared.about_equal("mpi", "gloo", start, end)
+
+
+def test_a_candidate_that_is_as_good_as_both_owners_has_both_ranges() -> None:
+    times = {"mpi": (1.0, 1.0, 3.0, 3.0), "shm": (1.01, 1.01, 2.02, 2.02), "gloo": (2.0, 2.0, 2.0, 2.0)}
+    curves = tuple(curve(name, *each, sizes=(4, 31, 32, 64)) for name, each in times.items())
+    given = scale(curves=curves, winners=(winner((0, "mpi"), (32, "gloo")),))
+    assert steady(given, given.winners[0]) == winner((0, "mpi"), (32, "gloo")), "shm owns no range"
+    given = scale(curves=curves, winners=(winner((0, "mpi"), (32, "gloo"), (1 << 20, "shm")),))
+    assert steady(given, given.winners[0]) == winner((0, "shm"))
+
+
+@pytest.mark.parametrize("time", [0.001, 0.5, 1.0, 1234.5, 1e9])
+def test_costs_are_times(time: float) -> None:
+    assert microseconds_of(cost_of(time)) == pytest.approx(time, rel=1e-4)
 
 
 def test_sizes_of_crossings_are_rounded() -> None:

@@ -52,7 +52,7 @@ class Comparison:
 
     def __init__(self, scale: Scale, subject: Subject) -> None:
         self._curves = {curve.candidate: _points(scale, curve) for curve in scale.curves_of(subject)}
-        self._sizes = sorted({size for curve in self._curves.values() for size, _ in curve})
+        self._sizes = {size for curve in self._curves.values() for size, _ in curve}
 
     def about_equal(self, candidate: str, owner: str, start: int, end: float) -> bool:
         """Whether the times of two candidates are at most 2 % apart, at all measured sizes of a range and at its ends.
