@@ -238,7 +238,31 @@ def test_options_have_the_models_costs() -> None:
     assert ways["segment 2 on one 1, two 1"] == 201_000 + 401_000
     assert ways["ring on one"] == 2 * 401_000
     assert ways["tree 2 on one"] == 2 * 2 * 401_000  # two levels, up and down
+    assert ways["tree 4 on one"] == 2 * 3 * 401_000  # one level, three messages
+    assert {name.partition(" on ")[2] for name in ways if name.startswith("segment 4 on")} == {
+        "one",
+        "two",
+        "one 1, two 3",
+        "one 2, two 2",
+        "one 3, two 1",
+    }
     assert not [name for name in ways if "spline" in name]
+
+
+@pytest.mark.parametrize(
+    ("op", "count", "ranks", "forms"),
+    [
+        ("all_reduce", 100, 1, ["segment 2", "segment 4"]),
+        ("all_reduce", 1, 2, ["ring", "tree 2"]),
+        ("all_reduce", 3, 3, ["ring", "tree 2", "tree 4", "segment 2", "segment 2, ring"]),
+        ("all_to_all", 1, 2, ["spline 1"]),
+        ("all_to_all", 1, 3, ["spline 2", "spline 1"]),
+        ("all_to_all", 4, 8, ["segment 2", "segment 4", "spline 4", "spline 2"]),
+        ("broadcast", 4, 8, ["segment 2", "segment 4"]),
+    ],
+)
+def test_the_forms_of_a_call(op: str, count: int, ranks: int, forms: list[str]) -> None:
+    assert [name for name, _ in options.expressions(Call(op, count, "float32", ranks))] == ["whole", *forms]
 
 
 @pytest.mark.parametrize("op", ["all_reduce", "all_to_all", "all_gather", "reduce_scatter", "broadcast"])

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <list>
 #include <utility>
 
 #include "bindings/python/calls.h"
@@ -64,10 +65,6 @@ void TorchBackend::setTimeout(milliseconds timeout) {
 
 // ---- issuing
 
-std::unique_ptr<TorchCall> TorchBackend::call(Op op, milliseconds timeout) {
-  return std::make_unique<TorchCall>(*group_, op, timeout);
-}
-
 // The action to run when a call that begins now is complete; null without a hook.
 std::function<void()> TorchBackend::hook(OpType type, uint64_t sequence) const {
   if (onCompletionHook_ == nullptr) return nullptr;
@@ -119,22 +116,26 @@ TorchBackend::TorchWorkPtr TorchBackend::issue(TorchCall& call, OpType type, boo
   return asynchronous ? wrapped : CompleteWork::of_blocking_call(getRank(), type, sequence);
 }
 
-TorchBackend::TorchWorkPtr TorchBackend::issue_all(std::vector<std::unique_ptr<TorchCall>> calls, OpType type,
-                                                   bool asynchronous) {
+// Issues calls that torch makes as one; `fill` gives each its tensors.
+template <class Given, class Fill>
+TorchBackend::TorchWorkPtr TorchBackend::issue_all(std::size_t count, Op op, OpType type, const Given& opts,
+                                                   const Fill& fill) {
+  std::list<TorchCall> calls;
+  for (std::size_t i = 0; i < count; ++i) fill(calls.emplace_back(*group_, op, opts.timeout), i);
   uint64_t sequence = ++sequence_;
   TorchWork::Parts parts;
   try {
     for_torch([&] {
-      for (const auto& call : calls) parts.push_back(call->start());
+      for (auto& call : calls) parts.push_back(call.start());
     });
   } catch (...) {
-    if (parts.empty() && !calls.front()->sent()) sequence_.compare_exchange_strong(sequence, sequence - 1);
+    if (parts.empty() && !calls.front().sent()) sequence_.compare_exchange_strong(sequence, sequence - 1);
     throw;
   }
   auto* block = blocks_.current();
   if (block != nullptr) block->append(parts.begin(), parts.end());
   auto work = wrap(std::move(parts), type, sequence);
-  if (asynchronous) return work;
+  if (opts.asyncOp) return work;
   if (block == nullptr) work->wait();
   return CompleteWork::of_blocking_call(getRank(), type, sequence);
 }
@@ -205,12 +206,8 @@ TorchBackend::TorchWorkPtr TorchBackend::allreduce(TensorList& tensors, const c1
 TorchBackend::TorchWorkPtr TorchBackend::allreduce_coalesced(TensorList& tensors,
                                                              const c10d::AllreduceCoalescedOptions& opts) {
   const InBlock block(*this);
-  std::vector<std::unique_ptr<TorchCall>> calls;
-  for (const auto& tensor : tensors) {
-    calls.push_back(call(Op::all_reduce, opts.timeout));
-    calls.back()->out(tensor, "tensor").reduction(opts.reduceOp);
-  }
-  return issue_all(std::move(calls), OpType::ALLREDUCE_COALESCED, opts.asyncOp);
+  return issue_all(tensors.size(), Op::all_reduce, OpType::ALLREDUCE_COALESCED, opts,
+                   [&](TorchCall& call, std::size_t i) { call.out(tensors[i], "tensor").reduction(opts.reduceOp); });
 }
 
 TorchBackend::TorchWorkPtr TorchBackend::reduce(TensorList& tensors, const c10d::ReduceOptions& opts) {
@@ -242,27 +239,19 @@ TorchBackend::TorchWorkPtr TorchBackend::allgather_coalesced(TensorLists& output
   const InBlock block(*this);
   TensorLists turned(inputs.size());  // outlives the calls
   for (const auto& of_rank : outputs) {
-    expect_equal_lengths(of_rank.size(), inputs.size(), *call(Op::all_gather, opts.timeout));
+    expect_equal_lengths(of_rank.size(), inputs.size(), TorchCall(*group_, Op::all_gather, opts.timeout));
     for (std::size_t i = 0; i < inputs.size(); ++i) turned[i].push_back(of_rank[i]);
   }
-  std::vector<std::unique_ptr<TorchCall>> calls;
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    calls.push_back(call(Op::all_gather, opts.timeout));
-    calls.back()->in(inputs[i]).out(turned[i], "output_tensor_lists");
-  }
-  return issue_all(std::move(calls), OpType::ALLGATHER_COALESCED, opts.asyncOp);
+  return issue_all(inputs.size(), Op::all_gather, OpType::ALLGATHER_COALESCED, opts,
+                   [&](TorchCall& call, std::size_t i) { call.in(inputs[i]).out(turned[i], "output_tensor_lists"); });
 }
 
 TorchBackend::TorchWorkPtr TorchBackend::allgather_into_tensor_coalesced(TensorList& outputs, TensorList& inputs,
                                                                          const c10d::AllgatherOptions& opts) {
   const InBlock block(*this);
-  expect_equal_lengths(outputs.size(), inputs.size(), *call(Op::all_gather, opts.timeout));
-  std::vector<std::unique_ptr<TorchCall>> calls;
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    calls.push_back(call(Op::all_gather, opts.timeout));
-    calls.back()->in(inputs[i]).out(outputs[i]);
-  }
-  return issue_all(std::move(calls), OpType::ALLGATHER_COALESCED, opts.asyncOp);
+  expect_equal_lengths(outputs.size(), inputs.size(), TorchCall(*group_, Op::all_gather, opts.timeout));
+  return issue_all(inputs.size(), Op::all_gather, OpType::ALLGATHER_COALESCED, opts,
+                   [&](TorchCall& call, std::size_t i) { call.in(inputs[i]).out(outputs[i]); });
 }
 
 TorchBackend::TorchWorkPtr TorchBackend::gather(TensorLists& outputs, TensorList& inputs,
@@ -302,13 +291,10 @@ TorchBackend::TorchWorkPtr TorchBackend::_reduce_scatter_base(at::Tensor& output
 TorchBackend::TorchWorkPtr TorchBackend::reduce_scatter_tensor_coalesced(TensorList& outputs, TensorList& inputs,
                                                                          const c10d::ReduceScatterOptions& opts) {
   const InBlock block(*this);
-  expect_equal_lengths(outputs.size(), inputs.size(), *call(Op::reduce_scatter, opts.timeout));
-  std::vector<std::unique_ptr<TorchCall>> calls;
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    calls.push_back(call(Op::reduce_scatter, opts.timeout));
-    calls.back()->in(inputs[i]).out(outputs[i]).reduction(opts.reduceOp);
-  }
-  return issue_all(std::move(calls), OpType::COALESCED, opts.asyncOp);
+  expect_equal_lengths(outputs.size(), inputs.size(), TorchCall(*group_, Op::reduce_scatter, opts.timeout));
+  return issue_all(inputs.size(), Op::reduce_scatter, OpType::COALESCED, opts, [&](TorchCall& call, std::size_t i) {
+    call.in(inputs[i]).out(outputs[i]).reduction(opts.reduceOp);
+  });
 }
 
 TorchBackend::TorchWorkPtr TorchBackend::alltoall_base(at::Tensor& output, at::Tensor& input,

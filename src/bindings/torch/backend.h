@@ -111,12 +111,12 @@ class TorchBackend final : public c10d::Backend {
   template <class Action>
   auto numbered(c10d::OpType type, const TorchCall& call, const Action& action);
   TorchWorkPtr issue(TorchCall& call, c10d::OpType type, bool asynchronous);
-  TorchWorkPtr issue_all(std::vector<std::unique_ptr<TorchCall>> calls, c10d::OpType type, bool asynchronous);
+  template <class Given, class Fill>
+  TorchWorkPtr issue_all(std::size_t count, Op op, c10d::OpType type, const Given& opts, const Fill& fill);
   TorchWorkPtr sum_of_entries(TensorList& tensors, const c10d::AllreduceOptions& opts);
   void break_off() noexcept;
   std::function<void()> hook(c10d::OpType type, uint64_t sequence) const;
   TorchWorkPtr wrap(TorchWork::Parts parts, c10d::OpType type, uint64_t sequence);
-  std::unique_ptr<TorchCall> call(Op op, milliseconds timeout);
 
   const std::shared_ptr<Group> group_;
   const c10::intrusive_ptr<Options> options_;
