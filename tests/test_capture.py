@@ -54,6 +54,55 @@ def test_an_iteration_is_found_between_others(waits: bool) -> None:
     assert Planner(found).program_order().iteration == (110 + 10 + 30 + 80 if waits else 75 + 10 + 25 + 115)
 
 
+def test_a_wait_in_the_next_iteration() -> None:
+    """Asynchronous calls of 150 ns whose results are needed 20 ns into the next iteration, of 200 ns."""
+    records = []
+    for start in range(1000, 2200, 200):
+        more = {"asynchronous": True, "start": start + 10, "wait_begin": start + 220, "wait_end": start + 225}
+        records.append(_record("all_reduce", start, start + 160, **more))
+        records.append(_record("all_to_all", start + 50, start + 60))
+    found = capture.capture([records])
+    assert [(node.key, node.time) for node in found.nodes] == [
+        ("all_reduce 0", None),
+        ("compute 0", 10),
+        ("compute 1", 25),
+        ("all_to_all 1", None),
+        ("compute 2", 140),
+    ]
+    assert {node.key: set(node.after) for node in found.nodes} == {
+        "all_reduce 0": {"compute 2@-1"},
+        "compute 0": {"compute 2@-1"},
+        "compute 1": {"compute 0", "all_reduce 0@-1"},
+        "all_to_all 1": {"compute 1"},
+        "compute 2": {"compute 1", "all_to_all 1"},
+    }
+
+
+def test_the_time_of_a_call_is_the_shortest_of_the_ranks_that_make_it() -> None:
+    ranks = [
+        [_record("all_reduce", start, start + time, in_count=count) for start in range(0, 500, 100)]
+        for time, count in ((20, 64), (12, 64), (5, 32))
+    ]
+    assert [cost["points"] for cost in capture.capture(ranks).costs] == [[[256, 12]]]
+
+
+@pytest.mark.parametrize(
+    ("op", "counts", "root", "expected"),
+    [
+        ("broadcast", (64, 64), 1, (64, 1)),
+        ("all_reduce", (64, 64), None, (64, 0)),
+        ("all_gather", (64, 128), None, (64, 0)),
+        ("reduce_scatter", (128, 64), None, (64, 0)),
+    ],
+)
+def test_counts_are_those_of_the_motif_algebra(
+    op: str, counts: tuple[int, int], root: int | None, expected: tuple[int, int]
+) -> None:
+    call = capture.call_of(_record(op, 0, 5, in_count=counts[0], out_count=counts[1], root=root))
+    assert call is not None
+    assert (call.op, call.ranks, call.count, call.root) == (op, 2, *expected)
+
+
 def test_ranks_that_take_no_part() -> None:
     """A rank with fewer calls than an iteration has makes others."""
     records = [_record("all_reduce", start, start + 10, in_count=3 + start % 200) for start in range(0, 800, 100)]
