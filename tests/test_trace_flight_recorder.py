@@ -54,6 +54,30 @@ def test_refused_calls_are_left_out() -> None:
         assert [entry["p2p_seq_id"] for entry in dump["entries"]] == [1]
 
 
+@pytest.mark.parametrize(
+    ("op", "more", "name", "sizes"),
+    [
+        ("send", {"root": 1, "tag": 0}, "send 0->1", (8, 8)),
+        ("recv", {"root": 1, "tag": 0}, "recv 0<-1", (8, 8)),
+        ("gather", {"in_count": 4}, "gather", (4, 0)),
+        ("scatter", {"in_count": 8}, "scatter", (0, 8)),
+        ("all_gather", {"in_count": 4}, "_all_gather_base", (4, 8)),
+        ("all_gather", {"in_count": 4, "vectored": True}, "all_gather_v", (0, 8)),
+        ("reduce_scatter", {"in_count": 9, "vectored": True}, "reduce_scatter_v", (9, 0)),
+        ("broadcast", {"root": 0}, "broadcast", (8, 8)),
+    ],
+)
+def test_names_and_sizes_of_entries(op: str, more: dict[str, Any], name: str, sizes: tuple[int, int]) -> None:
+    """As torch's analyzer compares them over the ranks: sizes that may differ are 0."""
+    record = record_of(op, 1, 3, **{"seq": 5, "out_count": 8, **more})
+    ((entry,),) = (dump["entries"] for dump in flight_recorder([trace_of([record], ranks=2)]))
+    assert entry["profiling_name"].partition(":")[2] == name
+    assert (entry["input_sizes"], entry["output_sizes"]) == ([[sizes[0]]], [[sizes[1]]])
+    peer = op in ("send", "recv")
+    assert (entry["collective_seq_id"], entry["p2p_seq_id"]) == ((1, 1) if peer else (5, 0))
+    assert (entry["duration_ms"], entry["retired"], entry["is_p2p"]) == (2.0, True, peer)
+
+
 def test_torch_finds_the_missing_call(pools: Pools, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Rank 1 makes 8 collectives and a barrier where rank 0 makes 9 and a barrier."""
     traces = tmp_path / "traces"
