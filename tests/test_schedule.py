@@ -10,6 +10,7 @@ import math
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -224,6 +225,30 @@ def test_shortlist_of_many_keeps_program_order_without_gain(count: int) -> None:
 def test_times_of_the_slowest_rank() -> None:
     """Decide, for each plan."""
     assert turns.slowest([[1, 9, 3], [4, 5, 6]]) == [4, 9, 6]
+
+
+def test_a_tuner_measures_the_counted_steps_of_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of two turns, in ns; the first two of each do not count."""
+    plans = planning.make(_costs(LARGE_LAST), ("auto", "auto"))[:2]
+    steps = [100, 90, 5, 7, 6, 50, 40, 9, 8, 10]
+    clock = itertools.accumulate(steps)
+    monkeypatch.setattr(turns, "time", SimpleNamespace(perf_counter_ns=lambda: next(clock)))
+    took = []
+
+    def given() -> turns.Turns:
+        for plan in plans:
+            took.append((yield turns.Turn(plan, dropped=2, counted=3)))
+        return plans[0]
+
+    tuner = turns.Tuner(given())
+    used = []
+    for _ in steps:
+        used.append(tuner.plan)
+        if tuner.step_ended():
+            tuner.advance()
+    assert (took, used) == ([6, 9], [plans[0]] * 5 + [plans[1]] * 5)
+    assert tuner.done
+    assert tuner.plan is plans[0]
 
 
 def test_search_finds_better_settings() -> None:
