@@ -30,7 +30,7 @@ def test_readers() -> None:
     """Only the shared reader parses JSON, and nothing is unpickled or evaluated except what the table names."""
     allowed = {
         r"json\.loads?\(": {"base/documents.py", "tuning/_journal.py"},  # the journal: its own dumps
-        r"pickle\.loads?\(": {"groups/objects.py", "bench/_rank.py"},
+        r"pickle\.loads?\(": {"groups/objects.py", "measure/_rank.py"},
         r"multiprocessing\.connection": {
             "libraries/pmix.py",
             "libraries/pmix_server.py",
