@@ -171,6 +171,8 @@ def meshes() -> tuple[Any, ...]:
     expect(
         InvalidArgumentError, lambda: mcr_dl.set_topology(document(*([2, 2] if rank else [4]))), "on rank 0", "rank 1"
     )
+    text = json.dumps(document(4))
+    expect(InvalidArgumentError, lambda: mcr_dl.set_topology(text), "its content as a dictionary, got JSON text")
     expect(InvalidArgumentError, lambda: mcr_dl.set_topology(7 if rank == 1 else document(4)), "rank 1", "got int")
     assert {name: _sum(mcr_dl.topology().group(name)) for name in "ab"} == sums
     expect(InvalidTypeError, lambda: mcr_dl.topology(3), "int")

@@ -136,6 +136,8 @@ def _document_of(topology: object, group: _C.Group) -> dict[str, Any]:
             raise InvalidArgumentError(f"topology: expected a {kind} of the group's ranks, got one with others")
         document = {"format": topologies.FORMAT, "version": 1, "dimensions": rows, "ranks": ranks}
         return topologies.check(document, f"topology: {kind}")
+    if isinstance(topology, str) and topology.lstrip().startswith("{"):
+        raise InvalidArgumentError("topology: expected a file's path, or its content as a dictionary, got JSON text")
     if isinstance(topology, (str, os.PathLike)):
         return topologies.read(topology)
     if isinstance(topology, Mapping):

@@ -143,9 +143,13 @@ def footer(results: Sequence[Result], settings: Settings) -> list[str]:
     counts = {outcome: sum(result.counts[outcome] for result in results) for outcome in OUTCOMES}
     lines = [
         f"{_count(counts[NATIVE] + counts[EMULATED], 'case')} passed ({counts[NATIVE]:,} native, {counts[EMULATED]:,} "
-        f"emulated by the core), {counts[FAILED]:,} failed, {counts[SKIPPED]:,} skipped: the backend does not support "
-        "them, their group has one rank, or an earlier case of the operation has ended the ranks"
+        f"emulated by the core), {counts[FAILED]:,} failed, {counts[SKIPPED]:,} skipped"
     ]
+    if counts[SKIPPED]:
+        lines[0] += (
+            ": the backend does not support them, their group has one rank, or an earlier case of the operation has "
+            "ended the ranks"
+        )
     if not checked(results) and not counts[FAILED]:
         lines.append("No case could run: nothing is known about this backend.")
     if not settings.everything:

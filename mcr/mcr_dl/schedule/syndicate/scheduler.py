@@ -260,9 +260,12 @@ class Syndicate:
             yield found
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the last captured iteration, on rank 0, for ``mcr-trace plan``. Raises McrError if there is none."""
+        """Write the last captured iteration, on rank 0, for ``mcr-trace plan``.
+
+        Raises McrError on other ranks, and if no iteration was captured yet.
+        """
         if self._replanner.graph is None:
-            raise McrError("Syndicate: expected an iteration that was captured on rank 0, got none yet")
+            raise McrError("Syndicate: expected an iteration to save, got none: rank 0 alone has one, after a capture")
         documents.write_rows(path, self._replanner.graph.document())
 
 
