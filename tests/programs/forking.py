@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ import torch.distributed as torch_dist
 
 import mcr_dl as dist
 from mcr_dl import trace
+from mcr_dl.measure.ranks import die_with
 
 
 def topology(name: str) -> dict[str, object]:
@@ -60,6 +62,16 @@ def refused(backend: str, pair: torch_dist.ProcessGroup, folder: Path) -> dict[s
     return found
 
 
+def stay_until_the_end_of(parent: int) -> None:
+    """Fork a process that has copies of all descriptors, as a DataLoader's persistent worker."""
+    if os.fork() == 0:
+        die_with(parent)
+        for standard in (1, 2):
+            os.close(standard)
+        time.sleep(600)
+        os._exit(0)
+
+
 def main(backend: str, folder: str) -> None:
     """The parent's job goes on as if there were no child."""
     dist.init_process_group(backend, timeout=60)
@@ -79,6 +91,7 @@ def main(backend: str, folder: str) -> None:
         dist.set_topology(topology("parent"))
         assert dist.topology().names == ("parent", "one"), dist.topology()
         dist.monitored_barrier()
+        stay_until_the_end_of(os.getpid())
         dist.destroy_process_group()
         assert file.read() == b""
     print("DONE", flush=True)

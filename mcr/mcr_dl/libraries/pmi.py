@@ -134,6 +134,7 @@ class PmiResponder(Responder):
         self.hide()
         self._leaving.set()
         self._gone.set()
+        self._stop.shutdown(socket.SHUT_RDWR)  # closing would not end it: forked children have copies
         self._stop.close()
         self._thread.join(_PATIENCE)
         if self._thread.is_alive():  # it waits for ranks that do not come; the process's end releases what it holds
