@@ -336,6 +336,7 @@ def test_layouts_are_told_apart() -> None:
         assert knowledge.scale_for(choice.Shape(6, 2, 3), "cpu") is even
         other = choice.Shape(6, 2, 4)
         assert knowledge.scale_for(other, "cpu") is uneven
+        assert knowledge.scale_for(choice.Shape(5, 1, 5), "cpu") is None, "ranks of one node"
         assert not knowledge.measured(other, set())
         assert other.unlike(even) == knowledge.text_of(other) == "6 ranks on 2 nodes, up to 4 on each"
         assert knowledge.text_of(choice.Shape(8, 2, 4)) == "8 ranks on 2 nodes"

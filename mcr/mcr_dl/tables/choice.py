@@ -117,13 +117,18 @@ class Knowledge:
         return Shape(len(ranks), len(nodes), max(nodes.values()))
 
     def scale_for(self, shape: Shape, device: str) -> dict[str, Any] | None:
-        """The measurements of that shape, or of the nearest by the ratios of ranks, nodes and ranks per node."""
+        """The measurements of that shape, or of the nearest by the ratios of ranks, nodes and ranks per node.
+
+        Ranks of one node never use those of several nodes: their calls do not use the network, and backends that serve
+        one host alone were not measured there.
+        """
 
         def distance(scale: dict[str, Any]) -> tuple[int, int]:
             pairs = zip(shape, Shape.of(scale), strict=True)
             return sum(max(a, b) * 1000 // min(a, b) for a, b in pairs), scale["ranks"]
 
-        return min((each for each in self.scales if each["device"] == device), key=distance, default=None)
+        scales = [each for each in self.scales if each["device"] == device and (shape.nodes > 1 or each["nodes"] == 1)]
+        return min(scales, key=distance, default=None)
 
 
 # ---- before the ranks agree: this rank's facts
