@@ -388,6 +388,17 @@ def test_a_rank_outside_of_the_job_does_not_wait() -> None:
     assert "got RANK=5 and WORLD_SIZE=2" in err
 
 
+@pytest.mark.parametrize(
+    ("variables", "missing"),
+    [({"RANK": "0"}, "WORLD_SIZE"), ({"WORLD_SIZE": "2"}, "RANK"), ({"WORLD_SIZE": "1"}, ""), ({}, "")],
+)
+def test_a_rank_without_a_size_does_not_start_alone(variables: dict[str, str], missing: str) -> None:
+    program = "import mcr_dl; mcr_dl.init_process_group('null'); print('size', mcr_dl.get_world_size())"
+    code, out, err = launchers.python("-c", program, **variables)
+    assert (code, "size 1" in out) == ((1, False) if missing else (0, True)), err
+    assert not missing or f"{missing}: expected a whole number, as " in err
+
+
 def test_finalize_does_not_hide_running_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     """It warns, as the end of the runtime does."""
     mcr_dl.init_process_group(["gloo", "null"], store=torch_dist.HashStore(), rank=0, world_size=1, timeout=20)

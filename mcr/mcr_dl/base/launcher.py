@@ -77,6 +77,16 @@ def detect(environment: Mapping[str, str] = os.environ) -> Launch:
     raise InvalidArgumentError(message)
 
 
+def require_both(environment: Mapping[str, str] = os.environ) -> None:
+    """Raise InvalidArgumentError if RANK or WORLD_SIZE alone is set: each rank would be a job of its own."""
+    _, rank, size, _ = _VARIABLES[0]
+    if (rank in environment) == (size in environment) or environment.get(size, "").strip() == "1":
+        return
+    given, missing = (rank, size) if rank in environment else (size, rank)
+    message = f"{missing}: expected a whole number, as {given} is {environment[given][:40]!r}, got no such variable"
+    raise InvalidArgumentError(message)
+
+
 def stated(rank: int, size: int) -> Launch:
     """The launch of a process whose program states rank and size. Raises InvalidArgumentError for another rank."""
     if not 0 <= rank < size:

@@ -57,7 +57,10 @@ _FAILURES = (BackendUnavailableError, BackendError, CollectiveTimeoutError)
 def launch_of(rank: int, world_size: int) -> launcher.Launch:
     """The launch that the arguments describe; what they leave out is that of the environment."""
     if rank < 0 and world_size < 0:
-        return launcher.detect()
+        found = launcher.detect()
+        if found.launcher == "none":
+            launcher.require_both()
+        return found
     if rank < 0 or world_size < 0:
         found = launcher.read()
         if found.launcher == "none":
