@@ -167,7 +167,10 @@ void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt, Call
     if (work.wait_for(std::clamp(left, std::chrono::milliseconds(0), kLookInterval), true)) break;
     if (left.count() <= 0) {
       // A shorter limit, given to this wait alone, is not the call's end: the program may wait again.
-      if (work.limit().count() > 0 && limit >= work.limit()) work.abandon();
+      if (work.limit().count() > 0 && limit >= work.limit()) {
+        work.observed(deadline - limit);  // a blocking call's Work is new to the watchdog, which ends it at once
+        work.abandon();
+      }
       throw late(work, limit);
     }
     Stop::check();
