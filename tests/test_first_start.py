@@ -325,6 +325,14 @@ def test_exclusions_of_another_shape() -> None:
     assert measurement._left_out(kind, "") == {}
 
 
+@pytest.mark.parametrize(
+    ("ranks", "nodes", "most", "name"),
+    [(4, 1, 4, "4 ranks"), (4, 2, 2, "4 ranks (2x2)"), (3, 2, 2, "3 ranks (2 nodes, up to 2 on each)")],
+)
+def test_names_of_scales(ranks: int, nodes: int, most: int, name: str) -> None:
+    assert replace(_scale(quick=True), ranks=ranks, nodes=nodes, ranks_per_node=most).name == name
+
+
 def test_layouts_are_told_apart() -> None:
     """Of scales with as many ranks and nodes, the one with as many ranks on a node counts; else the nearest."""
     even, uneven = (choice.costs_of(replace(_scale(quick=True), ranks=6, nodes=2, ranks_per_node=n)) for n in (3, 5))

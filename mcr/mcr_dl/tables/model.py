@@ -171,8 +171,15 @@ class Scale:
 
     @property
     def name(self) -> str:
-        """A readable name: ``2 ranks``, ``4 ranks (2x2)`` on two nodes with two each, ``8 ranks, cuda``."""
-        layout = f" ({self.nodes}x{self.ranks_per_node})" if self.nodes > 1 else ""
+        """A readable name: ``2 ranks``, ``4 ranks (2x2)`` on two nodes with two each, ``8 ranks, cuda``.
+
+        ``3 ranks (2 nodes, up to 2 on each)`` if nodes have different numbers of ranks.
+        """
+        layout = ""
+        if self.nodes * self.ranks_per_node != self.ranks:
+            layout = f" ({self.nodes} nodes, up to {self.ranks_per_node} on each)"
+        elif self.nodes > 1:
+            layout = f" ({self.nodes}x{self.ranks_per_node})"
         return f"{self.ranks} ranks{layout}" + ("" if self.device == "cpu" else f", {self.device}")
 
     def curves_of(self, subject: Subject) -> list[Curve]:
