@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeGuard
 from urllib.parse import parse_qsl, urlsplit
@@ -81,13 +81,13 @@ def _rendezvous(launch: launcher.Launch, init_method: str | None, timeout: timed
 
 
 @contextmanager
-def _named_timeouts(problem: str) -> Iterator[None]:
-    """Raise CollectiveTimeoutError for the block's timeouts."""
+def _named_timeouts(problem: str, *, unreachable: bool = False) -> Iterator[None]:
+    """Raise CollectiveTimeoutError for the block's timeouts, and, with ``unreachable``, for errors of the network."""
     try:
         yield
     except torch_dist.DistError as error:
         told = str(error).partition("\n")[0]
-        if "timed out" not in told.lower():
+        if "timed out" not in told.lower() and not (unreachable and isinstance(error, torch_dist.DistNetworkError)):
             raise
         message = f"init_process_group: timed out: {problem}: {told}"
         raise CollectiveTimeoutError(message) from error
@@ -129,10 +129,7 @@ def meet(launch: launcher.Launch, init_method: str | None, timeout: timedelta) -
     if point not in _stores:
         where = init_method or ":".join(filter(None, address)) or "the launcher's address"
         # Rank 0's own errors of the network are those of its address.
-        with (
-            named_end() if launch.rank else nullcontext(),
-            _named_timeouts(f"the {launch.size} ranks have not met at {where}"),
-        ):
+        with _named_timeouts(f"the {launch.size} ranks have not met at {where}", unreachable=launch.rank != 0):
             _stores[point] = _rendezvous(launch, init_method, timeout)
     _stores[point].set_timeout(timeout)
     return _stores[point]
