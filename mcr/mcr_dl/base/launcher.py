@@ -20,6 +20,7 @@ from typing import Any
 
 import torch.distributed as torch_dist
 
+from mcr_dl.base import addresses
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.base.warning import warn
 
@@ -299,9 +300,8 @@ def own_address(size: int) -> str:
     except OSError:
         if size == 1 or _stated_local_size() == size:
             return "127.0.0.1"
-        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(("192.0.2.1", 9))  # sends nothing: it chooses the interface to other networks
-            return str(probe.getsockname()[0])
+        if found := addresses.to_other_networks():
+            return found
         if local_size() == size:
             return "127.0.0.1"
     return host

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
+from mcr_dl.base import addresses
 from mcr_dl.base.errors import BackendUnavailableError, McrError
 from mcr_dl.libraries.descriptor import Library, module_path
 
@@ -94,12 +95,26 @@ class _Gloo(TorchLibrary):
 
     def _create(self, store: c10d.Store, rank: int, size: int, timeout: timedelta) -> c10d.Backend:
         if os.environ.get(_LATE) or not self.reads_later(size):
-            return c10d.ProcessGroupGloo(store, rank, size, timeout)
+            return self._connected(store, rank, size, timeout)
         os.environ[_LATE] = "1"
         try:
-            return c10d.ProcessGroupGloo(store, rank, size, timeout)
+            return self._connected(store, rank, size, timeout)
         finally:
             del os.environ[_LATE]
+
+    @staticmethod
+    def _connected(store: c10d.Store, rank: int, size: int, timeout: timedelta) -> c10d.Backend:
+        """Make gloo's object. By default gloo takes the address of the host's name, at which others may not reach it.
+
+        Each rank decides this for itself: the others get its address from the store.
+        """
+        address = "" if os.environ.get("GLOO_SOCKET_IFNAME") else addresses.in_place_of_name(store)
+        if not address:
+            return c10d.ProcessGroupGloo(store, rank, size, timeout)
+        options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._timeout, options._threads = timeout, 2  # as many as gloo has for one device
+        options._devices = [c10d.ProcessGroupGloo.create_device(hostname=address)]
+        return c10d.ProcessGroupGloo(store, rank, size, options)
 
 
 class _Fake(TorchLibrary):

@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch.distributed as torch_dist
 
 from mcr_dl import _C
+from mcr_dl.base import addresses
 from mcr_dl.base.errors import PeerLostError
 from mcr_dl.base.stores import own_connection
 from mcr_dl.runtime.rounds import poll
@@ -43,6 +44,11 @@ class WatchedStore(torch_dist.Store):
         self._store = torch_dist.PrefixStore(name, store)
         self._check = check or (lambda _: require_all_ranks(label))
         self.set_timeout(group.timeout)
+
+    @property
+    def host(self) -> str:
+        """The host of the job's store; empty if it has none."""
+        return addresses.store_host(self._store)
 
     def get(self, key: str) -> bytes:
         """The value, once there is one. Raises PeerLostError, or torch's error after the store's timeout."""

@@ -24,10 +24,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from mcr_dl.base import documents
+from mcr_dl.base import addresses, documents
 from mcr_dl.base.stores import STORE_ERRORS
 from mcr_dl.watch._alarm import ADDRESS, MEMBER, Exchange, decode
-from mcr_dl.watch._sockets import BACKLOG, check_often, listening, own_address, period, store_host
+from mcr_dl.watch._sockets import BACKLOG, check_often, listening, period
 
 VARIABLE = "MCR_DL_HOST_TIMEOUT"
 _DEFAULT = 5.0  # seconds
@@ -133,7 +133,7 @@ class Connections:
         self._nodes, self._gone = list(nodes), set(gone)
         address = {
             "member": self._member,
-            "host": own_address(self._exchange.store),
+            "host": addresses.on_way_to(addresses.store_host(self._exchange.store)),
             "port": self._server.getsockname()[1],
             "token": self._token,
         }
@@ -308,7 +308,7 @@ class Connections:
                 address = self._exchange.ask(lambda: self._address(target))
             if address is None:
                 raise OSError(errno.ENOENT, f"rank {target} has left no address at the store")
-            host = address["host"] or store_host(self._exchange.store) or address["member"]["host"]
+            host = address["host"] or addresses.store_host(self._exchange.store) or address["member"]["host"]
             kind, protocol, number, _, place = socket.getaddrinfo(host, address["port"], type=socket.SOCK_STREAM)[0]
             opened = socket.socket(kind, protocol, number)
         except (OSError, UnicodeError) as error:

@@ -6,27 +6,7 @@ from __future__ import annotations
 import contextlib
 import socket
 
-import torch.distributed as torch_dist
-
 BACKLOG = 4096  # connections that wait to be accepted
-
-
-def store_host(store: torch_dist.Store) -> str:
-    """The host of the job's store, as this process knows it; empty if it has none."""
-    while isinstance(store, torch_dist.PrefixStore):
-        store = store.underlying_store
-    return str(getattr(store, "host", ""))
-
-
-def own_address(store: torch_dist.Store) -> str:
-    """This host's address on the store's network; empty if that is the loopback's, or if it is not known."""
-    with contextlib.suppress(OSError):
-        kind, protocol, number, _, address = socket.getaddrinfo(store_host(store), 1, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(kind, protocol, number) as probe:
-            probe.connect(address)  # sends nothing
-            found = str(probe.getsockname()[0])
-            return "" if found.removeprefix("::ffff:").startswith("127.") or found == "::1" else found
-    return ""
 
 
 def listening() -> socket.socket:
