@@ -20,6 +20,11 @@ def test_operations_that_have_failed(nursery: Nursery, backend: str) -> None:
 
 
 @backends
+def test_a_message_that_is_not_received(nursery: Nursery, backend: str) -> None:
+    _ended(nursery, "not_received", backend)
+
+
+@backends
 def test_interrupt(nursery: Nursery, backend: str) -> None:
     """Ctrl-C in synchronize() raises KeyboardInterrupt, and the operations go on."""
     ranks = jobs.interrupted(nursery, "draining", ["interrupted", backend])

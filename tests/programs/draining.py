@@ -48,6 +48,16 @@ def after_an_error(backend: str) -> None:
     os._exit(0)
 
 
+def not_received(backend: str) -> None:
+    """The group of a large message that nothing has received ends as others do."""
+    dist.init_process_group(backend, timeout=LONG)
+    if dist.get_rank() == 0:
+        expect(dist.CollectiveTimeoutError, lambda: dist.send(torch.ones(1 << 20), 1, timeout=0.5), "timed out")
+    dist.barrier()
+    dist.destroy_process_group()
+    say("DONE")
+
+
 def interrupted(backend: str) -> None:
     """Ctrl-C in synchronize(), which the test sends to rank 0."""
     dist.init_process_group(backend, timeout=LONG)

@@ -36,6 +36,7 @@ inline Function<int(MPI_Datatype*)> MPI_Type_commit{"MPI_Type_commit"};
 inline Function<int(MPI_Datatype*)> MPI_Type_free{"MPI_Type_free"};
 inline Function<int(MPI_Op*)> MPI_Op_free{"MPI_Op_free"};
 
+inline Function<int(int, int, MPI_Comm, int*, MPI_Status*)> MPI_Iprobe{"MPI_Iprobe"};
 inline Function<int(MPI_Request*, int*, MPI_Status*)> MPI_Test{"MPI_Test"};
 inline Function<int(MPI_Request*)> MPI_Cancel{"MPI_Cancel"};
 inline Function<int(MPI_Request*)> MPI_Request_free{"MPI_Request_free"};

@@ -24,6 +24,7 @@ struct MPI_Status {
 constexpr int MPI_SUCCESS = 0;
 constexpr int MPI_ERR_TRUNCATE = 14;
 constexpr int MPI_ANY_SOURCE = -2;
+constexpr int MPI_ANY_TAG = -1;
 constexpr int MPI_TAG_UB = 0x64400001;
 constexpr int MPI_THREAD_SERIALIZED = 2;
 constexpr int MPI_THREAD_MULTIPLE = 3;

@@ -31,6 +31,7 @@ namespace mcr::mpi {
 inline constexpr int MPI_SUCCESS = 0;
 inline constexpr int MPI_ERR_TRUNCATE = 15;
 inline constexpr int MPI_ANY_SOURCE = -1;
+inline constexpr int MPI_ANY_TAG = -1;
 inline constexpr int MPI_TAG_UB = 0;
 inline constexpr int MPI_THREAD_SERIALIZED = 2;
 inline constexpr int MPI_THREAD_MULTIPLE = 3;

@@ -102,13 +102,20 @@ class Handle {
   ~Handle() {
     if (!owned_ || finalized()) return;
     const auto lock = Library::get().lock();
-    MPI_Comm_free(&comm_);
+    if (!has_message()) MPI_Comm_free(&comm_);
   }
   MPI_Comm get() const { return comm_; }
   /// Never frees the communicator. Other threads may use it meanwhile.
   void leak() { owned_ = false; }
 
  private:
+  // Of a message that nothing has received, MPICH 5 ends the process when it frees the communicator.
+  bool has_message() const {
+    int found = 0;
+    MPI_Status status{};
+    return MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm_, &found, &status) != MPI_SUCCESS || found != 0;
+  }
+
   MPI_Comm comm_;
   std::atomic<bool> owned_{true};
 };
