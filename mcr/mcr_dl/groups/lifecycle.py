@@ -313,6 +313,8 @@ def _connect_one(world: _C.Group, store: WatchedStore, name: str) -> str:
         if name in state.current().asked and isinstance(error, McrError) and not isinstance(error, _FAILURES):
             raise
         problem = own_text(error)
+        if not isinstance(error, McrError):
+            problem = f"backend {name!r} cannot start: {problem}"
     # The others may wait for the whole timeout in the library, for a rank that has failed at once.
     waited = min(timedelta(seconds=time.monotonic() - begin), world.timeout)
     store.set_timeout(world.timeout + world.timeout - waited)
