@@ -102,7 +102,7 @@ def test_a_backend_that_fails_at_its_start(nursery: Nursery, named: list[str]) -
 def test_an_error_of_the_system_at_a_start(nursery: Nursery, named: list[str], size: int) -> None:
     """As above; all ranks report it, with its class, as the others would wait for that rank in the next backend."""
     for rank in start(nursery, ["no_descriptors", *named], size):
-        assert "rank 0: OSError: [Errno 24] Too many open files" in rank.text, rank.text
+        assert "rank 0: backend 'shm' cannot start: OSError: [Errno 24] Too many open files" in rank.text, rank.text
         assert ("RAISED BackendUnavailableError: " in rank.text) == bool(named), rank.text
         assert ("STARTED mpi gloo\n" in rank.text and LEFT_OUT in rank.text) != bool(named), rank.text
 
