@@ -145,6 +145,12 @@ def test_groups_with_other_backends(pools: Pools, size: int) -> None:
     pools.get("processes", size).run(lifecycle.groups_with_other_backends, limit=60.0)
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_groups_without_a_store(pools: Pools, size: int) -> None:
+    """Its process may end before the job does."""
+    pools.get("processes", size).run(lifecycle.groups_without_a_store, limit=60.0)
+
+
 _SIZES = [(8, 4), (4, 8), (1000, 100_000), (0, 3), (3, 0)]
 # Without (100_000, 1000) on Open MPI: 5.0.11 reports the truncation, but its single-copy path (smsc/cma) has by then
 # written the whole message over the memory after the tensor. OMPI_MCA_smsc=^cma avoids that.

@@ -120,7 +120,11 @@ def test_six(pools: Pools) -> None:
         ("auto", ["stripe(gloo,mpi)", "shm"], "themis(shm,stripe(gloo,mpi))"),
         ("mpi,themis(shm,mpi)", ["mpi", "shm"], "STARTED mpi themis(shm,mpi)"),
         ("mpi,gloo,stripe(gloo,mpi),themis(shm,stripe(gloo,mpi))", ["stripe(gloo,mpi)", "shm"], "STARTED mpi"),
-        ("auto", ["shm", "mpi"], "dimensions[0].backend: expected one of mpi, gloo, stripe(gloo,mpi), got 'shm'"),
+        (
+            "auto",
+            ["shm", "mpi"],
+            "expected one of mpi, gloo, stripe(gloo,mpi), got 'shm', which connects the ranks of one host",
+        ),
         ("mpi,gloo", ["mpi", "shm"], "dimensions[1].backend: expected one of mpi, gloo, got 'shm'"),
     ],
 )

@@ -80,6 +80,19 @@ def test_torchrun_inside_another_launcher(outer: dict[str, str]) -> None:
         assert f"rank {rank} of 2 under torchrun with MPICH" in text, text
 
 
+def test_mpich_under_a_launcher_that_speaks_pmix() -> None:
+    """As under `srun --mpi=pmix`: PyPI's MPICH does not speak it, so MPI starts without a launcher."""
+    served = {"PMIX_NAMESPACE": "slurm.pmix.7.0", "MCR_DL_MPI_LIB": "mpich"}
+    found = [
+        (command, {**variables, **served, "PMIX_RANK": variables["SLURM_PROCID"]})
+        for command, variables in commands("srun", 2, [SCRIPT])
+    ]
+    codes, text = launchers.together(found)
+    assert set(codes) == {0}, text
+    for rank in range(2):
+        assert f"rank {rank} of 2 under srun with MPICH" in text, text
+
+
 _STEP = """
 import os, torch, mcr_dl
 mcr_dl.init_process_group("gloo", timeout=40)

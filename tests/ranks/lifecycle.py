@@ -17,6 +17,7 @@ import torch.distributed as torch_dist
 import mcr_dl
 from mcr_dl import (
     _C,
+    BackendError,
     BackendUnavailableError,
     CollectiveTimeoutError,
     InvalidArgumentError,
@@ -365,6 +366,24 @@ def groups_with_other_backends() -> None:
         make = functools.partial(mcr_dl.new_group, backend=others if last else names)
         expect(InvalidArgumentError, make, "backend: expected the same on all ranks", text)
         mcr_dl.destroy_process_group(mcr_dl.new_group(backend=names))
+
+
+class _Ended(torch_dist.Store):
+    """A store whose process has ended."""
+
+    def add(self, *_: Any) -> int:
+        raise torch_dist.DistNetworkError("the connection has been closed")
+
+    check = add
+
+
+def groups_without_a_store() -> None:
+    """The error is mcr_dl's, and the groups that exist go on."""
+    session.start()
+    for make in (mcr_dl.new_group, mcr_dl.new_subgroups):
+        with mock.patch.object(state.State, "store", _Ended()):
+            expect(BackendError, make, "the job's store cannot be reached: the connection has been closed")
+    errors.good_call("gloo")
 
 
 # ---- sizes that disagree between ranks

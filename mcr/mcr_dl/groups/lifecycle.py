@@ -245,7 +245,7 @@ def _agree(
         document = topologies.decide([value["topology"] for value in values], size)
         grid = topologies.grid_of(document, size)
         if document is not None and grid is not None:
-            topologies.check_backends(document, partial(startup.serving, agreed, grid))
+            topologies.check_backends(document, partial(startup.serving, agreed, grid), agreed.local)
         return {**choice.decider(tuning_table, possible(grid))(values), "topology": document, "job": values[0]["job"]}
 
     answer = agreement.agree(store, rank, size, "facts", facts, answered)

@@ -36,6 +36,7 @@ _MODULE = "mpi_"  # begins the names of its modules, one for each ABI
 SHARED_CORES = {
     f"MPIR_CVAR_{operation}_POSIX_INTRA_ALGORITHM": "mpir" for operation in ("ALLREDUCE", "BARRIER", "BCAST", "REDUCE")
 }
+_PMIX = "a PMIx launcher"
 _CACHE = "/sbin/ldconfig"  # lists what the loader knows
 # MPICH (and libraries with its ABI) has libmpi.so.12 and an older name; Open MPI has libmpi.so.40.
 _FILE = re.compile(r"lib(mpi|mpich)\.so(\.\d+)*")
@@ -154,7 +155,7 @@ class Mpi(Library):
     def require_launcher(self, size: int) -> None:
         """Open MPI without a PMIx server starts under its own launcher only."""
         library = find(self.family)
-        if size > 1 and not _is_served(library) and not _starts_alone(library):
+        if size > 1 and not _starts_alone(library) and not _is_served(library):
             message = (
                 "this Open MPI needs its own launcher, as it has no libpmix with a server's interface; run "
                 f"`mpiexec -n {size} python script.py`, or use MPICH under torchrun: `pip install mpich` and "
@@ -262,7 +263,7 @@ def _launcher() -> _Launcher:
     if "OMPI_COMM_WORLD_SIZE" in environment:
         return _Launcher("Open MPI's mpiexec", "openmpi")
     if "PMIX_RANK" in environment:
-        return _Launcher("a PMIx launcher", "openmpi", exclusive=False)
+        return _Launcher(_PMIX, "openmpi", exclusive=False)
     if "PMI_FD" in environment or "PMI_RANK" in environment:
         return _Launcher("MPICH's mpiexec", "mpich", exclusive="SLURM_PROCID" not in environment)
     return _Launcher("no MPI launcher", None, exclusive=False)
@@ -342,9 +343,16 @@ def _starts_alone(library: MpiLibrary) -> bool:
 
 
 def _is_served(library: MpiLibrary) -> bool:
-    """Whether an MPI launcher answers the library's MPI_Init here."""
+    """Whether an MPI launcher answers the library's MPI_Init here. A library of another family must be loaded."""
     launcher = _launcher()
-    return _answers(launcher) and (launcher.family == library.family or not launcher.exclusive)
+    if not _answers(launcher) or launcher.family == library.family:
+        return _answers(launcher)
+    return not launcher.exclusive and (launcher.name != _PMIX or _speaks_pmix(library))
+
+
+def _speaks_pmix(library: MpiLibrary) -> bool:
+    """Whether an MPICH was built with PMIx, which is a library of its own. PyPI's was not."""
+    return hasattr(ctypes.CDLL(library.path), "PMIx_Init")
 
 
 def _answers(launcher: _Launcher) -> bool:

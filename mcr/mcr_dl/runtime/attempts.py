@@ -21,7 +21,7 @@ from mcr_dl.base.errors import (
 )
 from mcr_dl.runtime import state
 from mcr_dl.runtime.meetings import value_or_problem
-from mcr_dl.runtime.rounds import NEXT, Decide, Round, absent_of, absent_text, poll, with_places
+from mcr_dl.runtime.rounds import NEXT, Decide, Round, absent_of, absent_text, explained, poll, with_places
 from mcr_dl.runtime.watched_store import WatchedStore, require_all_ranks
 from mcr_dl.watch import ranks_text
 
@@ -52,7 +52,8 @@ class Attempt:
         count = partial(state.current().count, "connect", group.name())
         if group.size() == 1:
             return count()
-        return _next_number(count, lambda turn: _name(_MAKE, group.name(), group.ranks[0], turn))
+        with explained(f"group {group.name()!r}"):
+            return _next_number(count, lambda turn: _name(_MAKE, group.name(), group.ranks[0], turn))
 
     def name(self, what: str) -> str:
         """The name of a part of the job's store that only this attempt uses."""
@@ -130,13 +131,14 @@ class Attempt:
             text = absent_text(absent, seconds)
             return {"late": with_places(text, absent) if locate else text}
 
-        answer = this_round.conclude(
-            this_round.arrive(value),
-            lambda values: value_or_problem(partial(decide, values)),
-            give_up,
-            limit=seconds,
-            check=partial(self.check, this_round.answered),
-        )
+        with explained(f"group {group.name()!r}"):
+            answer = this_round.conclude(
+                this_round.arrive(value),
+                lambda values: value_or_problem(partial(decide, values)),
+                give_up,
+                limit=seconds,
+                check=partial(self.check, this_round.answered),
+            )
         if answer is None:
             raise CollectiveTimeoutError(
                 f"group {group.name()!r}: connecting timed out: no answer of the last rank to come"
@@ -160,7 +162,8 @@ def next_name(key: str, name: Callable[[int], str], first: int) -> str:
     A rank that has made fewer of them, as an error kept it from one, goes on from those that the others have given up.
     """
     count = partial(state.current().count_at_store, key)
-    return name(_next_number(count, lambda number: _name(_MAKE, name(number), first, turn=0)))
+    with explained("making a group"):
+        return name(_next_number(count, lambda number: _name(_MAKE, name(number), first, turn=0)))
 
 
 def _next_number(count: Callable[[], int], making: Callable[[int], str]) -> int:

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -14,13 +14,24 @@ import torch.distributed as torch_dist
 
 from mcr_dl import watch
 from mcr_dl.base import agreement, stores
-from mcr_dl.base.errors import BackendError, CollectiveTimeoutError, InvalidArgumentError, McrError, PeerLostError
+from mcr_dl.base.errors import CollectiveTimeoutError, InvalidArgumentError, McrError
 from mcr_dl.base.stores import own_connection
 from mcr_dl.runtime import state
-from mcr_dl.runtime.rounds import NEXT, PATIENCE, Decide, absent_of, absent_text, join, poll, with_places
+from mcr_dl.runtime.rounds import (
+    NEXT,
+    NOTICE,
+    PATIENCE,
+    Decide,
+    absent_of,
+    absent_text,
+    explained,
+    join,
+    poll,
+    require_all_ranks,
+    with_places,
+)
 
 _log = logging.getLogger("mcr_dl")
-_NOTICE = 1.0  # seconds from the end of the store to the notice of a rank that has ended with it
 
 
 def value_or_problem(make: Callable[[], Any]) -> dict[str, Any]:
@@ -88,7 +99,7 @@ class Meetings:
         PeerLostError if the last rank to come has ended without an answer, or the store with its rank;
         CollectiveTimeoutError if the last rank does not answer.
         """
-        with self._explained():
+        with explained(self._name):
             return self._meet(what, value, decide, patience, next_in)
 
     def _count(self) -> int:
@@ -113,10 +124,10 @@ class Meetings:
             partial(_given_up, patience),
             limit=patience,
             check=watch.lost,
-            patience=lambda: _NOTICE if watch.lost() else PATIENCE,
+            patience=lambda: NOTICE if watch.lost() else PATIENCE,
         )
         if answer is None:
-            _require_all_ranks()
+            require_all_ranks()
             raise CollectiveTimeoutError(f"{self._name}: the last rank to come to an agreement timed out")
         self.undecided = False
         return self._result(answer)
@@ -129,13 +140,13 @@ class Meetings:
 
     def post(self, key: str, value: Any) -> Any:
         """Leave a value for the other ranks; the value that all ranks get, which another one may have left before."""
-        with self._explained():
+        with explained(self._name):
             found = self._store.compare_set(f"post/{key}", "", stores.encode(value))
             return stores.decode(found, f"{self._name}: a decision")
 
     def forget(self, key: str) -> None:
         """Delete a value that was left so long ago that all ranks have read it."""
-        with self._explained():
+        with explained(self._name):
             self._store.delete_key(f"post/{key}")
 
     def read(self, keys: list[str], patience: float, otherwise: Any) -> Any:
@@ -149,7 +160,7 @@ class Meetings:
             found.extend(key for key in keys if self._store.check([f"post/{key}"]))
             return bool(found)
 
-        with self._explained():
+        with explained(self._name):
             if not poll(posted, patience, watch.lost, size=self._size):
                 return self.post(keys[0], otherwise)
             return stores.decode(self._store.get(f"post/{found[0]}"), f"{self._name}: a decision")
@@ -162,31 +173,12 @@ class Meetings:
 
         return value_or_problem(value)
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Errors of the store become mcr_dl's: most often the process that holds it has ended."""
-        try:
-            yield
-        except stores.STORE_ERRORS as error:
-            if isinstance(error, McrError):
-                raise
-            poll(lambda: bool(watch.lost()), _NOTICE)
-            _require_all_ranks()
-            raise BackendError(f"{self._name}: the job's store cannot be reached: {error}") from error
-
 
 def _given_up(patience: float, values: list[Any]) -> dict[str, Any]:
     """The answer of a meeting to which not all ranks came."""
     absent = absent_of(range(len(values)), values)
     problem = "; ".join(watch.lost().values()) or absent_text(absent, patience)
     return {"problem": problem, "absent": absent}
-
-
-def _require_all_ranks() -> None:
-    """Raise PeerLostError if a rank has ended."""
-    lost = watch.lost()
-    if lost:
-        raise PeerLostError("; ".join(lost.values()))
 
 
 def meet_all(function: str, patience: timedelta) -> torch_dist.Store:

@@ -4,18 +4,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch.distributed as torch_dist
 
 from mcr_dl import watch
 from mcr_dl.base import stores
-from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.base.errors import BackendError, InvalidArgumentError, McrError, PeerLostError
 
 NEXT = 1.0  # seconds for the others to come to the next round
 PATIENCE = 15.0  # seconds for another rank's answer; that rank may ask the missing ones where they are
+NOTICE = 1.0  # seconds from the end of the store to the notice of a rank that has ended with it
 _SHORTEST, _LONGEST = 0.0001, 0.01  # seconds between two looks
 _LOCATED = 8  # missing ranks whose places an error has, at most
 _CLOSED = 1 << 40  # added to the counter of arrived ranks: it is too late
@@ -68,6 +69,26 @@ def with_places(text: str, absent: Sequence[int]) -> str:
     """The text of a timeout, with the places of ranks that have not come, if these can be found out."""
     where = watch.locate(text, list(absent[:_LOCATED])) if absent else ""
     return f"{text}. Not arrived: {where}" if where else text
+
+
+def require_all_ranks() -> None:
+    """Raise PeerLostError if the job has lost a rank."""
+    lost = watch.lost()
+    if lost:
+        raise PeerLostError("; ".join(lost.values()))
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Errors of the store become mcr_dl's: most often the process that holds it has ended. ``what`` begins the text."""
+    try:
+        yield
+    except stores.STORE_ERRORS as error:
+        if isinstance(error, McrError):
+            raise
+        poll(lambda: bool(watch.lost()), NOTICE)
+        require_all_ranks()
+        raise BackendError(f"{what}: the job's store cannot be reached: {error}") from error
 
 
 def problem_of(error: InvalidArgumentError) -> dict[str, str]:

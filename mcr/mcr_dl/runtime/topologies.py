@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,12 +119,19 @@ def grid_of(document: dict[str, Any] | None, size: int) -> _C.Topology | None:
     return _C.Topology(rows, size, [int(rank) for rank in document.get("ranks", [])])
 
 
-def check_backends(document: dict[str, Any], serving: Callable[[int], list[str]]) -> None:
-    """Raise InvalidArgumentError for a dimension whose backend is not among those that serve it."""
+def check_backends(
+    document: dict[str, Any], serving: Callable[[int], list[str]], of_one_host: Container[str] = ()
+) -> None:
+    """Raise InvalidArgumentError for a dimension whose backend is not among those that serve it.
+
+    ``of_one_host``: the backends that serve a dimension only if no line of it crosses hosts.
+    """
     for index, each in enumerate(document["dimensions"]):
         name = _C.canonical(each.get("backend", ""))
         if name and name not in (backends := serving(index)):
             message = f"topology: $.dimensions[{index}].backend: expected one of {', '.join(backends)}, got {name!r}"
+            if name in of_one_host:
+                message += f", which connects the ranks of one host: this dimension ({each['name']!r}) crosses hosts"
             raise InvalidArgumentError(message)
 
 
