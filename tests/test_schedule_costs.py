@@ -7,9 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from mcr_dl.base.errors import InvalidArgumentError
-from mcr_dl.schedule.bytescheduler import planning
+from mcr_dl.schedule.bytescheduler import credit, planning
 from mcr_dl.schedule.bytescheduler.planning import Costs, Settings, Times
 
 
@@ -78,3 +79,52 @@ def test_the_forward_pass_begins_after_the_backward_pass(monkeypatch: pytest.Mon
     found = _agreed(monkeypatch, [])
     assert max(found.ready) + 60 < found.backward
     assert found.plan(Settings()).step_time == found.backward + sum(found.forward)
+
+
+@pytest.mark.parametrize(
+    ("largest", "sizes"),
+    [
+        (100, [4096]),
+        (20_000, [4096, 20_000]),
+        (1 << 18, [4096, 1 << 15, 1 << 18]),
+        (1 << 30, [1 << 12, 1 << 15, 1 << 18, 1 << 20, 1 << 22]),
+    ],
+)
+def test_sizes_of_transfers(monkeypatch: pytest.MonkeyPatch, largest: int, sizes: list[int]) -> None:
+    """Up to the largest gradient; medians without the first repetition, of operations one by one and in flight."""
+    measured: list[tuple[int, int | None]] = []
+    one, several = [1, 7, 5, 9], [1, 30, 10, 20]
+
+    def duration(_issuer: Any, memory: list[torch.Tensor], limit: int | None) -> int:
+        measured.append((memory[0].nbytes, limit))
+        times = several if limit is None else one
+        return times[(len(measured) - 1) // 2 % len(times)]
+
+    monkeypatch.setattr(planning, "_duration", duration)
+    start: Any = None
+    assert planning.time_transfers(start, largest) == [[size, 7, 20] for size in sizes]
+    assert measured == [(size, limit) for size in sizes for _ in one for limit in (size, None)]
+
+
+def _in_flight(plan: planning.Plan) -> int | None:
+    whole = plan.partition is None or plan.credit is None or len(plan.order) == len(plan.members)
+    return None if whole else (plan.credit or 0) // (plan.partition or 1)
+
+
+@pytest.mark.parametrize("count", [1, 3, 12, 40])
+@pytest.mark.parametrize("size", [3_000, 300_000, 9_000_000])
+def test_plans_that_are_measured_differ(count: int, size: int) -> None:
+    """By 1.4 times the operations or, for two plans alike, by the partitions in flight."""
+    layers, step = range(count), 50_000
+    curve = credit.Transfer(((1000, 5_000), (10_000_000, 4_000_000)), ((1000, 9_000), (10_000_000, 20_000)))
+    ready = tuple(step * (count - layer) for layer in layers)
+    known = Costs(
+        (*layers,), ready, (step,) * count, tuple(size * (1 + layer % 5) for layer in layers), ("f",) * count, curve
+    )
+    plans = [plan for plan in planning.make(known, ("auto", "auto")) if plan.priorities]
+    assert len(plans) <= planning.SHORTLIST
+    for plan in plans:
+        counts = [len(plan.order), *(len(each.order) for each in plans if each is not plan)]
+        alike = [each for each in plans if 1 / 1.4 < len(each.order) / counts[0] < 1.4]
+        assert len({_in_flight(each) for each in alike}) == len(alike) <= 3, [str(each) for each in alike]
+    assert len({(plan.order, plan.members, plan.credit) for plan in plans}) == len(plans)
