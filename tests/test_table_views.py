@@ -19,8 +19,9 @@ from mcr_dl import InvalidArgumentError
 from mcr_dl.commands.console import Console
 from mcr_dl.tables import table as files
 from mcr_dl.tables.host import host
-from mcr_dl.tables.model import Curve, Exclusion, Table
+from mcr_dl.tables.model import Curve, Exclusion, Scale, Table
 from mcr_dl.tables.winners import Comparison, cost_of, microseconds_of, steady
+from mcr_dl.tuning import cli as tune_cli
 from mcr_dl.tuning import diff
 from mcr_dl.tuning.cli import main
 from mcr_dl.tuning.diff import differences
@@ -302,3 +303,24 @@ def test_the_table_that_programs_use(
 def test_show_of_an_empty_table() -> None:
     with pytest.raises(InvalidArgumentError, match="operation: the table has no measurements: make them with mcr-tune"):
         show(Table(TIME, HOST, SOFTWARE), Console(file=io.StringIO()), "reduce")
+
+
+@pytest.mark.parametrize(
+    ("measured", "others", "missing"),
+    [
+        (scale(4, 2), [], True),
+        (scale(4, 2), [scale(8, 4)], True),
+        (scale(4, 2), [scale(2, 1)], False),
+        (scale(4, 2), [scale(2, 1, quick=True)], True),
+        (scale(4, 2), [scale(2, 1, device="cuda")], True),
+        (scale(4, 4), [], False),
+        (scale(4, 1), [], False),
+    ],
+)
+def test_a_summary_of_several_hosts(
+    capsys: pytest.CaptureFixture[str], measured: Scale, others: list[Scale], missing: bool
+) -> None:
+    """It says that groups within a host use measurements of one host, if the table has none."""
+    tune_cli._summary(make(measured, *others), measured, Path("table.json"), 3.0, 0)
+    text = " ".join(capsys.readouterr().out.split())
+    assert ("run mcr-tune on 2 ranks of one host, too" in text) == missing, text

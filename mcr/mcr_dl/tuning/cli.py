@@ -303,7 +303,18 @@ class _Display:
             self.console.say(f"{_unit(event)}: done")
 
 
-def _summary(scale: Scale, path: Path, seconds: float, devices: int) -> None:
+def _within_hosts(table: Table, scale: Scale) -> str:
+    """A hint to measure for groups within one host, which use no measurements of several; empty: nothing is missing."""
+    alone = any(each.nodes == 1 and each.device == scale.device and not each.quick for each in table.scales)
+    if alone or scale.nodes == 1 or scale.ranks_per_node == 1:
+        return ""
+    return (
+        f"groups within one host use measurements of one host, which this table lacks: run {_PROGRAM} on "
+        f"{scale.ranks_per_node} ranks of one host, too"
+    )
+
+
+def _summary(table: Table, scale: Scale, path: Path, seconds: float, devices: int) -> None:
     """The winners, in one table."""
     grid = Grid(title=f"{scale.name}, {scale.device}: the fastest by size", title_justify="left")
     for name in ("operation", "types", "calls", "from 0, then from the size given"):
@@ -318,6 +329,8 @@ def _summary(scale: Scale, path: Path, seconds: float, devices: int) -> None:
         console.say(f"{sharing} ranks shared each device: times are of that, not of ranks with devices of their own")
     for each in scale.excluded:
         console.say(f"left out: {each.label} for {each.where}: {each.reason}")
+    if missing := _within_hosts(table, scale):
+        console.say(missing)
     console.say(f"{seconds:.0f} s; table: {path}")
 
 
@@ -363,9 +376,10 @@ def _measure(settings: _Settings) -> int:
         if settings.codecs:
             facts["codecs"] = ",".join(settings.codecs)
         with documents.locked(path):
-            tables.write(_table_with(path, scale, progress, facts), path)
+            table = _table_with(path, scale, progress, facts)
+            tables.write(table, path)
         _journal_path(path, ranks, settings.device).unlink(missing_ok=True)
-        _summary(scale, path, time.monotonic() - begin, int(facts.get("devices", 0)))
+        _summary(table, scale, path, time.monotonic() - begin, int(facts.get("devices", 0)))
     named = choice.named_table(None)
     if settings.output is None and named and Path(named).resolve() != path.resolve():
         _say(f"programs started here do not use this table, as {choice.VARIABLE} is {named}")
