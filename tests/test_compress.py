@@ -201,9 +201,19 @@ def test_bounds_of_zfp(options: str) -> None:
 def test_bounds() -> None:
     """A comma may follow the name, as in the codec of a call; each codec has a bound."""
     assert passes.error_bound("bf16,feedback=a") == "2^-8 of each value"
-    assert all(passes.error_bound(codec) for codec in passes.known_codecs())
+    assert all(passes.error_bound(_with_options(codec)) for codec in passes.known_codecs())
     with pytest.raises(mcr_dl.InvalidArgumentError, match=r"'bf61': expected one of .*bf16.*, got 'bf61'"):
         passes.error_bound("bf61")
+
+
+def _with_options(codec: str) -> str:
+    return f"{codec}:rate=8" if codec == "zfp" else codec
+
+
+@pytest.mark.parametrize("codec", ["zfp", "zfp:tolerance=0", "zfp:rate=65", "int8:block=4", "bf16:x=1"])
+def test_no_bounds_of_codecs_that_calls_refuse(codec: str) -> None:
+    with pytest.raises(mcr_dl.InvalidArgumentError, match=codec.partition(":")[0]):
+        passes.error_bound(codec)
 
 
 @pytest.mark.parametrize("world", [2, 3])

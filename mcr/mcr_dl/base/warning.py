@@ -23,4 +23,5 @@ def say(text: str) -> None:
     """Print a line on the standard error, unless that is closed, or a pipe that no process reads."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):
-            print(text, file=sys.stderr, flush=True)
+            sys.stderr.write(f"{text}\n")  # at once: lines of several ranks stay apart
+            sys.stderr.flush()

@@ -161,11 +161,10 @@ def error_bound(codec: str) -> str:
     """How far one encoding may move a value, in words, for a codec with its options.
 
     For a codec of your own it is its attribute ``error_bound``, if it has one. An all_reduce encodes twice. Raises
-    InvalidArgumentError for an unknown codec.
+    InvalidArgumentError for an unknown codec or a wrong option.
     """
+    _C.codec(codec)
     name, options = (*re.split("[:,]", codec, maxsplit=1), "")[:2]
-    if name not in _BOUNDS:
-        raise InvalidArgumentError(f"codec '{codec}': expected one of {', '.join(known_codecs())}, got '{name}'")
     if name == "zfp":
         given = dict(option.partition("=")[::2] for option in options.split(","))
         if "tolerance" in given:

@@ -27,8 +27,9 @@ Limit = int | str | None
 
 BROKEN_OFF = (
     "ByteScheduler: the last backward pass did not end, and the other ranks wait for its gradients: expected no "
-    "exception in it; end the job, and continue from a checkpoint"
+    "exception in it; end the job, and continue from a checkpoint, or call close() to get the model back"
 )
+COPIED = "ByteScheduler: expected a copy of the model alone: call synchronize(), and copy or save its `module`"
 CLOSED = (
     "ByteScheduler: expected no training after close(), as gradients would stay on their ranks: use the model itself "
     "(its `module`), or make a new ByteScheduler"
@@ -235,7 +236,11 @@ def agreed(
     written = {name: repr(value) for name, value in given.items()}
     changes.agree(group, "ByteScheduler", [written, tensors, updates], _require_equal, problem=problem)
     # Raises if the group does not have the candidate. None would follow use().
-    _C.all_reduce(torch.zeros(1, dtype=torch.int, device="cpu"), group=group, backend=given["backend"] or "auto")
+    _C.all_reduce(
+        torch.zeros(1, dtype=torch.int, device="cpu"),
+        group=group,
+        backend="auto" if given["backend"] is None else given["backend"],
+    )
     assert found is not None
     return found
 

@@ -203,8 +203,7 @@ class ByteScheduler(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Raises UnsupportedError: a group can be neither copied nor saved."""
-        text = "ByteScheduler: expected a copy of the model alone: call synchronize(), and copy or save its `module`"
-        raise UnsupportedError(text)
+        raise UnsupportedError(checks.COPIED)
 
     @property
     def trials(self) -> list[Trial]:
@@ -416,6 +415,7 @@ class ByteScheduler(nn.Module):
         self._finish_all()
 
     def _finish_all(self) -> None:
+        self._require_complete_backward()
         with outside_inference():
             for piece in self._pieces:
                 if piece.open or piece.due is not None:
