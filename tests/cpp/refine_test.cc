@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -108,15 +110,18 @@ constexpr int64_t unit(int64_t cost) { return cost * 65536; }
 TEST(one_call_of_a_period_is_a_trial_and_one_is_timed) {
   for (const int64_t period : {int64_t{2}, int64_t{3}, int64_t{50}}) {
     Refinement refinement(period, 2);
+    std::set<int> places;
     for (int window = 0; window < 20; ++window) {
       int trials = 0, timed = 0;
       for (int i = 0; i < period; ++i) {
         const auto part = refinement.next(call(Op::all_reduce, 8), 32).part;
         trials += part == Part::Trial ? 1 : 0;
         timed += part == Part::Timed ? 1 : 0;
+        if (part == Part::Trial) places.insert(i);
       }
       CHECK(trials == 1 && timed == 1);
     }
+    CHECK(std::cmp_greater(places.size(), std::min<int64_t>(period, 10) / 2));  // not always one line of a loop
   }
 }
 
@@ -150,6 +155,15 @@ TEST(trials_go_to_who_has_waited_longest_and_seldom_to_the_slow) {
   CHECK(tries[2] > 800);                      // what the others leave
   CHECK(tries[3] >= 15 && tries[3] <= 16);    // 2^25 times as slow: every 64th all the same
   CHECK(tries[1] + tries[2] + tries[3] <= 1000);
+  // If the chosen one's time is unknown, no other one is known to be slow.
+  Refinement unknown(2, 2);
+  int made = 0;
+  for (int i = 0; i < 2 * 10; ++i) {
+    const auto turn = unknown.next(call(Op::all_reduce, 8), 32);
+    if (turn.part != Part::Trial) continue;
+    made += unknown.pick(*turn.count.bucket, {0, false, 0}, std::vector{others[2]}) == nullptr ? 0 : 1;
+  }
+  CHECK(made == 10);
 }
 
 TEST(who_has_no_curve_goes_first_until_there_is_enough_for_one) {
@@ -173,6 +187,9 @@ TEST(costs_are_medians_of_the_last_times_once_there_are_enough) {
   CHECK(refinement.costs() == std::vector<int64_t>{kNone, kNone});
   refinement.add(series, std::chrono::nanoseconds(1 << 30));
   CHECK(refinement.costs() == std::vector<int64_t>{kNone, unit(10)});
+  for (std::size_t i = 1; i < Refinement::kEnough; ++i) refinement.add(series, std::chrono::nanoseconds(32));
+  refinement.add(series, std::chrono::nanoseconds(32));  // 8 of 1024, 9 of 32, one far above
+  CHECK(refinement.costs()[1] == unit(10));
   for (std::size_t i = 0; i < Refinement::kKept; ++i) refinement.add(series, std::chrono::nanoseconds(64));
   CHECK(refinement.costs()[1] == unit(6));
 }
@@ -200,6 +217,59 @@ TEST(the_same_calls_have_the_same_turns_whatever_the_times) {
   CHECK(one.fingerprint() != two.fingerprint());
 }
 
+TEST(fingerprints_differ_as_calls_do) {
+  std::vector<int64_t> seen;
+  const auto add = [&](const std::vector<std::pair<Call, int64_t>>& calls, int64_t period = 2, bool picks = false) {
+    Refinement refinement(period, 2);
+    const std::vector<Refinement::Option> others = {{1, true, unit(5)}};
+    for (const auto& [made, bytes] : calls) {
+      const auto turn = refinement.next(made, bytes);
+      if (picks) refinement.pick(*turn.count.bucket, {0, true, unit(5)}, others);
+    }
+    seen.push_back(refinement.fingerprint());
+  };
+  const auto usual = call(Op::all_reduce, 8);
+  auto largest = usual;
+  largest.red = RedOp::MAX;
+  add({});
+  add({{usual, 1024}});
+  add({{usual, 1024}}, 3);
+  add({{usual, 1024}}, 2, true);
+  add({{usual, 1024}, {usual, 1024}});
+  add({{usual, 1100}});  // the same bucket
+  add({{call(Op::all_reduce, 8, DType::Double), 1024}});
+  add({{largest, 1024}});
+  add({{call(Op::reduce_scatter, 8), 1024}});
+  add({{usual, 64}, {usual, 1024}});
+  add({{usual, 1024}, {usual, 64}});
+  std::ranges::sort(seen);
+  CHECK(std::ranges::adjacent_find(seen) == seen.end() && seen.front() >= 0 && seen.back() <= int64_t{1} << 62);
+}
+
+// Which candidates can do a call may depend on its type.
+TEST(a_trial_that_is_not_sent_leaves_the_order_of_the_others) {
+  Refinement one(2, 4), two(2, 4);
+  const auto trial = [](Refinement& refinement, const std::vector<std::size_t>& candidates, bool fails = false) {
+    std::vector<Refinement::Option> others;
+    for (const auto candidate : candidates) others.push_back({candidate, true, unit(5)});
+    while (true) {
+      auto turn = refinement.next(call(Op::all_reduce, 8), 32);
+      if (turn.part != Part::Trial) continue;
+      const auto candidate = refinement.pick(*turn.count.bucket, {0, true, unit(5)}, others)->candidate;
+      turn.count.tried = &turn.count.bucket->series[candidate];
+      if (fails) refinement.withdraw(turn.count);
+      return candidate;
+    }
+  };
+  for (auto* const each : {&one, &two}) {
+    for (const std::size_t candidate : {1, 2, 2}) CHECK(trial(*each, {candidate}) == candidate);
+    if (each == &one) trial(*each, {2}, true);
+    CHECK(trial(*each, {3}) == 3);
+    CHECK(trial(*each, {1, 2}) == 1);
+  }
+  CHECK(one.fingerprint() == two.fingerprint());
+}
+
 TEST(a_call_that_is_not_sent_does_not_count) {
   Refinement one(3, 3), two(3, 3);
   const Refinement::Option mine{0, true, unit(5)};
@@ -221,6 +291,12 @@ TEST(a_call_that_is_not_sent_does_not_count) {
     one.withdraw(std::get<2>(turn_of(one, Op::all_reduce, 33)));
     const auto first = one.next(call(Op::all_reduce, 8), 33), second = one.next(call(Op::all_reduce, 8), 34);
     for (const auto* each : {&second, &first}) one.withdraw(each->count);  // of two threads
+    CHECK(one.fingerprint() == two.fingerprint());
+    // Another thread's call has followed: it counts all the same.
+    const auto earlier = one.next(call(Op::all_reduce, 8), 32).count;
+    for (auto* const each : {&one, &two}) each->next(call(Op::all_reduce, 8), 32);
+    two.next(call(Op::all_reduce, 8), 32);
+    one.withdraw(earlier);
     CHECK(one.fingerprint() == two.fingerprint());
   }
   CHECK(one.costs().size() == two.costs().size());
