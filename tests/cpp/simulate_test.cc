@@ -110,7 +110,9 @@ TEST(costs_are_whole_numbers) {
   CHECK(cost(7, 1000).at(0) == 7);
   CHECK(cost(7, 1000).at(kMib) == 1007);
   CHECK(cost(7, 1000).at(kMib / 2 + 1) == 508);  // rounded up
+  CHECK(cost(7, 1000).at(-kMib) == 7);
   CHECK(cost(0, kMostCost).at(int64_t{1} << 62) == kMostCost);
+  CHECK(cost(kMostCost, 5).at(kMib) == kMostCost && cost(1, kMostCost).at(kMib) == kMostCost);
   Cost measured = cost(1, 1);
   measured.curve = CostCurve({{1024, fixed_log2(2000)}, {4096, fixed_log2(8000)}});
   CHECK(measured.at(1) == measured.at(1024));
@@ -127,7 +129,7 @@ TEST(tasks_wait_for_their_predecessors) {
   const auto nothing = [](Schedule&) {};
   Schedule schedule;
   const auto copied = schedule.copy(bytes(10), bytes(10), DType::Byte);
-  Call coded = call_of(Op::barrier, 3);
+  Call coded = call_of(Op::all_reduce, 3);  // the operation has no part in the cost
   coded.in = bytes(7);
   const auto encoded = schedule.encode(coded, nothing, {copied});
   const auto sent = schedule.issue(call_of(Op::broadcast, 3), {encoded});
@@ -326,6 +328,35 @@ TEST(jobs_that_make_no_sense_are_refused) {
   CHECK(check::has(problem({job(schedule, 0), job(reduces, 1)}, model, together(2)), "expected broadcast"));
 }
 
+TEST(the_nearest_cost_counts) {
+  CostModel model;
+  const auto add = [&](bool vectored, DTypeClass types, int64_t alpha) {
+    model.add({Task::Kind::Issue, Op::all_to_all, vectored, types, "x"}, cost(alpha));
+  };
+  const auto alpha = [&](DType dtype, bool vectored) {
+    Call call = call_of(Op::all_to_all, 4);
+    call.dtype = dtype;
+    call.vectored = vectored;
+    Schedule schedule;
+    return model.cost(schedule.tasks()[schedule.issue(call)], "x").alpha;
+  };
+  add(false, DTypeClass::Any, 1);
+  CHECK(alpha(DType::Int, true) == 1 && alpha(DType::Int, false) == 1);
+  add(false, DTypeClass::Integer, 2);
+  CHECK(alpha(DType::Int, true) == 2 && alpha(DType::Int, false) == 2 && alpha(DType::Float, true) == 1);
+  add(true, DTypeClass::Any, 3);
+  CHECK(alpha(DType::Int, true) == 3 && alpha(DType::Int, false) == 2 && alpha(DType::Float, false) == 1);
+  add(true, DTypeClass::Integer, 4);
+  CHECK(alpha(DType::Int, true) == 4 && alpha(DType::Float, true) == 3);
+  // Where ranks may see different sizes, this rank's larger side counts.
+  const std::vector<int64_t> sent = {1, 2}, received = {3, 4};
+  Call uneven = call_of(Op::all_to_all, 7);
+  uneven.vectored = true;
+  uneven.in_counts = sent, uneven.out_counts = received;
+  Schedule schedule;
+  CHECK(CostModel::bytes(schedule.tasks()[schedule.issue(uneven)], 2) == 7);
+}
+
 TEST(models_are_checked) {
   const auto refused = [](auto body) {
     CostModel model;
@@ -339,8 +370,15 @@ TEST(models_are_checked) {
   };
   CHECK(refused([](CostModel& model, uint32_t) { model.add({.name = "core"}); }));
   CHECK(refused([](CostModel& model, uint32_t) { model.add({.name = "other", .capacity = 0}); }));
+  CHECK(refused([](CostModel& model, uint32_t) { model.add({.name = "other", .slots = -1}); }));
   CHECK(refused([](CostModel& model, uint32_t) { model.add({Task::Kind::Copy}, cost(-1)); }));
-  CHECK(refused([](CostModel& model, uint32_t) { model.add({Task::Kind::Copy}, cost(1, 0, {{7, 1}})); }));
+  CHECK(refused([](CostModel& model, uint32_t) { model.add({Task::Kind::Copy}, cost(1, -1)); }));
+  CHECK(refused([](CostModel& model, uint32_t) { model.add({Task::Kind::Copy}, cost(1, 0, {}, -1)); }));
+  CHECK(refused([](CostModel& model, uint32_t) {
+    for (int twice = 0; twice < 2; ++twice) model.add({Task::Kind::Copy}, cost(1));
+  }));
+  CHECK(refused([](CostModel& model, uint32_t core) { model.add({Task::Kind::Copy}, cost(1, 0, {{core + 1, 1}})); }));
+  CHECK(refused([](CostModel& model, uint32_t core) { model.add({Task::Kind::Copy}, cost(1, 0, {{core, -1}})); }));
   CHECK(refused([](CostModel& model, uint32_t core) { model.add({Task::Kind::Copy}, cost(1, 0, {{core, 2000}})); }));
   CHECK(!refused([](CostModel& model, uint32_t core) { model.add({Task::Kind::Copy}, cost(1, 0, {{core, 1024}})); }));
 }
