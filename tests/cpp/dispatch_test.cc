@@ -338,6 +338,54 @@ TEST(how_a_call_would_be_done) {
   CHECK(Decision::of(communicator, call).text() == "-");
 }
 
+TEST(how_a_call_on_a_device_would_be_done) {
+  struct Form {
+    bool direct, copies, streams;  // what the library takes; and whether it works on streams
+    Op op;
+    RedOp red;
+    std::string_view text;
+    bool native, native_on_copies;
+  };
+  // Has SUM and MAX, and no PREMUL_SUM.
+  class Library : public Communicator {
+   public:
+    explicit Library(const Form& form) : form_(form) {}
+    bool supports(const Call& call) const override {
+      const bool takes = call.device.type == DeviceType::CPU ? form_.copies : form_.direct;
+      return takes && (call.red == RedOp::SUM || call.red == RedOp::MAX);
+    }
+    std::optional<DeviceType> streams() const override {
+      return form_.streams ? std::optional(DeviceType::CUDA) : std::nullopt;
+    }
+    void issue(const Call&, Lane&) override {}
+
+   private:
+    const Form& form_;
+  };
+  const std::vector<Form> forms = {
+      {true, true, false, Op::all_reduce, RedOp::SUM, "native", true, false},
+      {false, true, false, Op::all_reduce, RedOp::SUM, "staged", false, true},
+      {false, true, false, Op::all_reduce, RedOp::AVG, "staged", false, true},
+      {true, true, false, Op::all_reduce, RedOp::PREMUL_SUM, "staged", false, true},
+      {false, false, false, Op::all_reduce, RedOp::SUM, "staged", false, false},  // on the copies it is emulated
+      {false, false, false, Op::send, RedOp::SUM, "-", false, false},
+      {true, false, true, Op::all_reduce, RedOp::SUM, "native", true, false},
+      {true, false, true, Op::all_reduce, RedOp::AVG, "-", false, false},  // no step of the host follows on a stream
+      {false, false, true, Op::all_reduce, RedOp::SUM, "-", false, false},
+  };
+  for (const auto& form : forms) {
+    const Library library(form);
+    Call call;
+    call.op = form.op, call.red = form.red, call.dtype = DType::Float, call.device = {DeviceType::CUDA, 0};
+    const auto got = Decision::of(library, call);
+    CHECK(got.text() == form.text && got.native() == form.native && got.native_on_copies() == form.native_on_copies);
+    if (form.streams) continue;
+    call.device_idle = true;
+    const auto idle = Decision::of(library, call);
+    CHECK((idle.form == mcr::Form::Native) == form.native && (!form.native || idle.reduction.itself()));
+  }
+}
+
 TEST(a_backend_can_be_disconnected) {
   Recorded recorded;
   recorded.alone.group().disconnect("recorder");
