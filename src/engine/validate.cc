@@ -123,7 +123,7 @@ void check_displacements(const Blocks& side, std::span<const int64_t> displs) {
   if (displs.size() != side.counts.size())
     wrong(side.displs_name, to_string(side.counts.size()) + " entries (one per rank)", to_string(displs.size()));
   for (std::size_t i = 0; i < displs.size(); ++i) {
-    if (displs[i] >= 0 && displs[i] <= side.extent && side.counts[i] <= side.extent - displs[i]) continue;
+    if (displs[i] >= 0 && side.counts[i] <= side.extent - displs[i]) continue;
     wrong(side.displs_name, "blocks inside the " + elements(side.extent) + " of " + side.tensor,
           "block " + to_string(i) + " from " + to_string(displs[i]) + " with " + elements(side.counts[i]));
   }
@@ -193,10 +193,8 @@ void drop_insignificant(Call& call, const OpRow& op, int rank) {
   if (!op.is(kRooted) || call.root == rank) return;
   if (op.extent == Extent::Gather) {
     call.out = {};
-    call.out_counts = call.out_displs = {};
   } else if (op.extent == Extent::Scatter) {
     call.in = {};
-    call.in_counts = call.in_displs = {};
   }
 }
 

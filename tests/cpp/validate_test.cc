@@ -55,6 +55,16 @@ TEST(reductions) {
       if (!got.text.empty()) CHECK(refused(got, ErrorCode::InvalidType, kDTypes[d].name, kReductions[r], "expected"));
     }
   }
+  Call scaled = call_of(Op::all_reduce, 0, 3);
+  scaled.red = RedOp::PREMUL_SUM;
+  scaled.factor = 0.5;
+  CHECK(refused(validated(scaled), ErrorCode::InvalidType, "uint8", "got PREMUL_SUM"));
+  scaled.dtype = DType::Float;
+  CHECK(accepted(scaled));
+  scaled.factor = Call().factor;
+  CHECK(refused(validated(scaled), ErrorCode::InvalidType, "float32", "with its factor", "got PREMUL_SUM without"));
+  scaled.factor_data = &scaled;
+  CHECK(accepted(scaled));
   Call broadcast = call_of(Op::broadcast, 0, 3);
   broadcast.red = RedOp::PREMUL_SUM;
   CHECK(accepted(broadcast));  // not looked at
@@ -86,8 +96,11 @@ TEST(roots_and_peers) {
   Call recv = call_of(Op::recv, 0, 4);
   recv.root = kAnyRank;
   CHECK(accepted(recv));
+  CHECK(refused(validated(recv, 0, 1), kInvalid, "peer", "another rank to receive from", "this rank alone"));
   recv.tag = -1;
   CHECK(refused(validated(recv), kInvalid, "tag", "-1"));
+  recv.root = recv.tag = 0;
+  CHECK(refused(validated(recv), kInvalid, "peer", "another rank than this one"));
 }
 
 TEST(even_blocks) {
@@ -102,6 +115,7 @@ TEST(even_blocks) {
   CHECK(refused(validated(call_of(Op::scatter, 0, 3)), kInvalid, "input", "got 0"));
   CHECK(accepted(call_of(Op::all_to_all, 6, 6)));
   CHECK(refused(validated(call_of(Op::all_to_all, 6, 4)), kInvalid, "output", "input (6)", "got 4"));
+  CHECK(refused(validated(call_of(Op::all_to_all, 4, 6)), kInvalid, "output", "input (4)", "got 6"));
   CHECK(refused(validated(call_of(Op::all_to_all, 5, 5)), kInvalid, "input", "multiple of 2", "got 5"));
   CHECK(accepted(call_of(Op::barrier, 0, 0)));
 }
@@ -149,7 +163,7 @@ TEST(counts) {
 
 TEST(displacements) {
   const Counts counts{2, 2}, packed{0, 2}, backwards{2, 0}, overlapping{0, 1}, outside{0, 3}, negative{-1, 2}, one{0};
-  const Counts huge{0, int64_t{1} << 62}, equal{1, 1}, some{0, 3};
+  const Counts huge{0, int64_t{1} << 62}, equal{1, 1}, some{0, 3}, late{1, 2}, inside{2, 1}, behind{5, 0};
   Call call = vectored(Op::all_to_all, 4, 4);
   call.in_counts = call.out_counts = counts;
   CHECK(accepted(call));
@@ -171,12 +185,43 @@ TEST(displacements) {
   }
   call.out_displs = one;
   CHECK(refused(validated(call), kInvalid, "output displacements", "2 entries", "got 1"));
+  call.out_displs = late;
+  CHECK(refused(validated(call), kInvalid, "output displacements", "blocks 0 and 1 overlapping"));
 
-  // Empty blocks overlap nothing.
+  // Empty blocks overlap nothing, but lie inside the tensor.
   Call gather = vectored(Op::all_gather, 0, 4);
   gather.out_counts = some;
-  gather.out_displs = equal;
-  CHECK(accepted(gather));
+  for (const auto* good : {&equal, &inside}) {
+    gather.out_displs = *good;
+    CHECK(accepted(gather));
+  }
+  gather.out_displs = behind;
+  CHECK(refused(validated(gather), kInvalid, "output displacements", "block 0 from 5 with 0 elements"));
+}
+
+// As in MPI, which does not look at them.
+TEST(arguments_that_mean_nothing_here_are_dropped) {
+  const Counts counts{2, 3}, displs{0, 2};
+  for (const auto op : {Op::gather, Op::scatter}) {
+    for (const bool root : {true, false}) {
+      for (const bool uneven : {true, false}) {
+        int memory = 0;
+        Call call = uneven ? vectored(op, 2, 2) : call_of(op, 2, 2);
+        auto& whole = op == Op::gather ? call.out : call.in;  // of all ranks, at the root
+        whole.count = uneven ? 5 : 4;
+        call.in.data = call.out.data = &memory;
+        if (uneven) call.in_counts = call.out_counts = counts, call.in_displs = call.out_displs = displs;
+        Extras extras;
+        validate(call, extras, root ? 0 : 1, 2);
+        const auto& block = op == Op::gather ? call.in : call.out;
+        CHECK(block.data == &memory && block.count == 2);
+        CHECK((whole.data != nullptr) == root && (whole.count != 0) == root);
+        CHECK(call.in_counts.empty() == !(uneven && root && op == Op::scatter));
+        CHECK(call.out_counts.empty() == !(uneven && root && op == Op::gather));
+        CHECK(call.in_displs.empty() == call.in_counts.empty() && call.out_displs.empty() == call.out_counts.empty());
+      }
+    }
+  }
 }
 
 TEST(packed_displacements_are_filled_in) {
