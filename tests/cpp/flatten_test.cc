@@ -102,6 +102,19 @@ TEST(uneven_lists_become_vectored) {
   CHECK(call.vectored && same(call.out_counts, {1, 3}) && call.in_counts.empty() && call.out.count == 4);
 }
 
+TEST(adjacency_goes_by_each_tensors_own_size) {
+  for (const int gap : {0, 1}) {
+    Ints in = numbers(5), out(3);
+    Extras extras;
+    extras.in_blocks = {{in.data(), 1}, {in.data() + 1, 2}, {in.data() + 3 + gap, 1}};
+    Call call = call_of(Op::reduce_scatter);
+    call.out = {out.data(), 2};
+    flatten(call, extras);
+    CHECK(call.vectored && same(call.in_counts, {1, 2, 1}) && call.out_counts.empty());
+    CHECK((call.in.data == in.data()) == (gap == 0) && holds(call.in, {0, 1, 2, 3 + gap}));
+  }
+}
+
 TEST(all_to_all_lists_are_always_vectored) {
   // Another rank's list may be uneven where this one's is not.
   Ints in = numbers(4), out(4);
@@ -123,6 +136,12 @@ TEST(uneven_lists_at_the_root_are_an_error) {
   const auto got = ranks::failure([&] { flatten(call, extras); });
   CHECK(got.code == ErrorCode::InvalidArgument);
   CHECK(got.text == "output: expected tensors of equal size, got 1, 3 elements");
+  Extras scattered;
+  scattered.in_blocks = {{first.data(), 1}, {second.data(), 3}};
+  Call scatter = call_of(Op::scatter);
+  scatter.out = {in.data(), 1};
+  const auto text = ranks::failure([&] { flatten(scatter, scattered); }).text;
+  CHECK(text == "input: expected tensors of equal size, got 1, 3 elements");
 }
 
 TEST(empty_tensors_in_a_list) {
