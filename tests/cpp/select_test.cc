@@ -5,6 +5,7 @@
 #include <climits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -41,6 +42,15 @@ class Named : public Declared {
  public:
   Named() : Declared(true) {}
   bool supports(const Call& call) const override { return call.op != Op::recv || call.root != kAnyRank; }
+};
+
+// Has sums on the host alone.
+class Adder : public Declared {
+ public:
+  Adder() : Declared(true) {}
+  bool supports(const Call& call) const override {
+    return call.red == RedOp::SUM && call.device.type == DeviceType::CPU;
+  }
 };
 
 // Has small counts, as Open MPI.
@@ -204,6 +214,30 @@ TEST(a_very_large_size_decides_for_no_other) {
   auto small = large;
   small.size_hint = 1024;
   CHECK(one.group().choose(small).name == "one" && one.group().choose(large).name == "two");
+  // The first call of its kind has equal counts.
+  const auto many = call(Op::all_gather, int64_t{3} << 30, DType::Byte), few = call(Op::all_gather, 1, DType::Byte);
+  CHECK(one.group().choose(many).name == "two" && one.group().choose(few).name == "one");
+  // A rule holds for it, and an excluded candidate does not take its place.
+  Tuning tuning;
+  tuning.rules = {{Op::all_gather, false, 0, Tuning::Rule::kNoEnd, "one"}};
+  tuning.excluded = {{Op::all_to_all, false, false, DeviceType::CPU, "two"}};
+  one.group().tune(std::move(tuning));
+  CHECK(one.group().choose(many).name == "one" && one.group().choose(large).name == "one");
+}
+
+TEST(a_reduction_or_a_device_decides_for_no_other) {
+  ranks::Alone one([] { return std::make_unique<Adder>(); }, kRanks, 0, "one");
+  ranks::Alone two([] { return std::make_unique<Declared>(true); }, kRanks, 0, "two");
+  one.group().connect(two.backend(), 0);
+  auto made = call(Op::all_reduce, 1, DType::Int);
+  CHECK(one.group().choose(made).name == "one");
+  made.red = RedOp::BXOR;
+  CHECK(one.group().choose(made).name == "two");
+  made.red = RedOp::SUM;
+  made.device = {DeviceType::CUDA, 0};
+  CHECK(one.group().choose(made).name == "two");
+  made.device = {};
+  CHECK(one.group().choose(made).name == "one");
 }
 
 TEST(sizes_that_ranks_may_not_share_are_not_used) {
@@ -244,6 +278,18 @@ TEST(rules_overrule_and_the_last_one_counts) {
   vectored.vectored = true;
   CHECK(chooser.choose(vectored) == "two" && unruled(vectored) == "one");
   CHECK(chooser.group().selector().explain(vectored).rule == 2);
+  CHECK(chooser.choose(call(Op::all_to_all, 8)) == "one");  // with equal counts: another form
+  // Both sides of a message follow the rule. Calls whose size not all ranks know follow rules for all sizes alone.
+  tuning.rules = {{Op::send, false, 0, Tuning::Rule::kNoEnd, "two"},
+                  {Op::all_to_all, true, 0, 1024, "two"},
+                  {Op::all_to_all, true, 2048, Tuning::Rule::kNoEnd, "two"}};
+  Chooser partly(tuning);
+  CHECK(partly.choose(call(Op::send, 1)) == "two" && partly.choose(call(Op::recv, 1)) == "two");
+  CHECK(partly.choose(vectored) == "one");
+  for (const auto& [hint, name] : {std::pair{1023, "two"}, {1024, "one"}, {2047, "one"}, {2048, "two"}}) {
+    vectored.size_hint = hint;
+    CHECK(partly.choose(vectored) == name);
+  }
   // As if the call named it: it need not have it.
   tuning.rules = {{Op::all_reduce, false, 0, Tuning::Rule::kNoEnd, "two"}};
   Chooser forced(tuning);
