@@ -366,6 +366,15 @@ TEST(results_of_trials_are_explained_where_they_are_used) {
     Timing other(false);
     CHECK(!behind_passes.tried && trio.selector().choose(asked, count * 4, other) == behind_passes.chosen);
   }
+  // A table covers others than its own sizes only where it was made on machines like these, and as long as it is used.
+  auto like = tuning;
+  like.exact = false;
+  for (const auto& [used, covered] : {std::pair{&tuning, true}, {&like, false}, {&tuning, true}}) {
+    trio.group().tune(*used);
+    CHECK(trio.selector().explain(call(Op::all_reduce, 8)).trying != covered);
+  }
+  trio.group().tune({});
+  CHECK(trio.selector().explain(call(Op::all_reduce, 8)).trying);
   // The largest size of a table covers all others.
   tuning.costs.front().curve.put({int64_t{1} << 62, unit(20)});
   trio.group().tune(tuning);
@@ -407,6 +416,14 @@ TEST(forced_unsized_asynchronous_and_point_to_point_calls_never_do) {
   trio.clear();
   for (int i = 0; i < 100; ++i) ranks::run(trio.group(), message);
   CHECK(trio.calls()["a"] == 100);
+  for (auto* const untimed : {&reduced, &message}) {  // on a device, and too large
+    untimed->op = Op::all_reduce;
+    if (untimed == &reduced) untimed->device = {DeviceType::CUDA, 0};
+    for (int i = 0; i < 4; ++i) {
+      Timing timing(true);
+      trio.selector().choose(*untimed, untimed == &reduced ? 16 : int64_t{1} << 31, timing);
+    }
+  }
   CHECK(trio.selector().refinement()->buckets().empty());
 }
 
@@ -427,6 +444,7 @@ TEST(agreed_costs_change_the_choice_and_change_it_back) {
   trio.run(asked, 1);
   const auto adopt = [&](int64_t a, int64_t b, int64_t c) { return trio.selector().adopt(std::vector{a, b, c}); };
   CHECK(adopt(unit(9), kNone, kNone).empty() && trio.choose(asked) == "a");  // no other candidate to compare with
+  CHECK(!trio.selector().explain(asked).candidates[0].refined);
   const auto changes = adopt(unit(6), unit(5), kNone);
   CHECK(changes.size() == 1 && changes[0].from == "a" && changes[0].to == "b" && changes[0].bytes == 1024);
   CHECK(trio.choose(asked) == "b");
@@ -438,6 +456,9 @@ TEST(agreed_costs_change_the_choice_and_change_it_back) {
   CHECK(adopt(unit(2), unit(3), kNone).size() == 1 && trio.choose(asked) == "a");
   CHECK(trio.selector().explain(asked).candidates[2].cost == unit(6));
   CHECK(adopt(unit(2), unit(3), kNone).empty());
+  adopt(unit(2), unit(3), unit(5));
+  adopt(unit(2), unit(3), kNone);
+  CHECK(trio.selector().explain(asked).candidates[2].refined);  // since then
 }
 
 TEST(a_class_without_curves_gets_its_own) {
