@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/ops.h"
 #include "check.h"
+#include "choose/simulate.h"
 #include "interpreter.h"
 #include "memory.h"
 
@@ -143,6 +144,56 @@ TEST(calls_in_flight_keep_their_order) {
       std::rotate(settings.begin(), settings.begin() + turn % static_cast<int>(settings.size()), settings.end());
       CHECK(agree(settings, lines, seed += 100));
     }
+  }
+}
+
+TEST(no_rank_leaves_a_barrier_before_all_have_come) {
+  CostModel model;
+  model.add({.kind = Task::Kind::Issue, .op = Op::barrier, .name = "x"}, {.alpha = 1});
+  Call barrier;
+  barrier.op = Op::barrier;
+  for (const auto& shape : kShapes) {
+    const Lines lines(shape);
+    std::vector<Schedule> schedules(static_cast<std::size_t>(lines.size()));
+    World world{{}, true};
+    std::vector<Job> jobs(1);
+    for (int rank = 0; rank < lines.size(); ++rank) {
+      auto& schedule = schedules[static_cast<std::size_t>(rank)];
+      hierarchy(barrier, rank, lines, schedule);
+      Job job{&schedule, rank};
+      for (const auto part : {Lines::kFirst, Lines::kOuter, Lines::kLast}) {
+        const auto members = lines.members(rank, part);
+        const auto found = std::ranges::find(world.groups, members);
+        job.parts.push_back({"x", static_cast<uint32_t>(found - world.groups.begin())});
+        if (found == world.groups.end()) world.groups.push_back(members);
+      }
+      jobs.push_back(job);
+    }
+    for (std::size_t late = 1; late < jobs.size(); ++late) {
+      auto delayed = jobs;
+      delayed[0].rank = jobs[late].rank;
+      delayed[0].work.alpha = 1000;
+      delayed[late].after = {0};
+      const auto ends = simulate(delayed, model, world).ends;
+      CHECK(std::ranges::all_of(ends, [](int64_t end) { return end >= 1000; }));
+    }
+  }
+}
+
+// A chunk for each 4 MiB, at most 8, and the rest.
+TEST(chunks_have_a_size_and_a_number) {
+  const Lines lines({{0, 1}, {2, 3}});
+  std::vector<int64_t> data(1);
+  for (const auto& [count, chunks] : {std::pair{2047, 0}, {2048, 1}, {1 << 20, 2}, {3 << 19, 3}, {1 << 24, 8}}) {
+    Call call;
+    call.op = Op::reduce, call.dtype = DType::Long;
+    call.out = {data.data(), count};
+    Schedule schedule;
+    hierarchy(call, 1, lines, schedule);
+    const auto outer = std::ranges::count_if(schedule.tasks(), [](const Task& task) {
+      return task.kind == Task::Kind::Issue && task.part == Lines::kOuter;
+    });
+    CHECK(outer == chunks);  // below 16 KiB the leader alone sends, which is rank 0
   }
 }
 
