@@ -122,6 +122,14 @@ TEST(striped_operations_mean_what_they_say) {
   for (const auto& stripes : {Stripes{500, {false, true}}, Stripes{333, {true, false}}, Stripes{950, {}}}) {
     const auto striped = [&](const Call& call, int, int size, Schedule& schedule) {
       stripe(call, size, stripes, schedule);
+      for (const auto& task : schedule.tasks()) {
+        const auto& part = task.call;
+        if (task.kind != Task::Kind::Issue || !part.vectored) continue;
+        if (part.op != Op::reduce_scatter && !stripes.packed[task.part]) continue;
+        // Libraries that need blocks without gaps do not look at displacements.
+        CHECK(std::ranges::equal(part.in_displs, contiguous(part.in_counts)));
+        CHECK(std::ranges::equal(part.out_displs, contiguous(part.out_counts)));
+      }
     };
     for (std::size_t i = 0; i < kOps.size(); ++i) {
       const auto op = static_cast<Op>(i);
