@@ -2,8 +2,10 @@
 #include "choose/select.h"
 
 #include <algorithm>
+#include <chrono>
 #include <climits>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -328,6 +330,79 @@ TEST(excluded_candidates_are_not_chosen) {
                      blocking(Op::all_reduce, "one:other")};
   chooser.group().tune(tuning);
   CHECK(chooser.choose(call(Op::all_reduce, 1)) == "two");
+}
+
+namespace {
+
+constexpr int64_t kUncovered = 1 << 22;  // bytes: more than twice the largest size measured
+
+// All candidates that get a call until the ranks must agree, and the key of their report.
+std::pair<std::set<std::string>, std::string> trials(Chooser& chooser) {
+  std::set<std::string> names;
+  while (true) {
+    Timing timing(true);
+    auto* const chosen = chooser.group().selector().choose(call(Op::all_reduce, kUncovered / 4), kUncovered, timing);
+    if (chosen == nullptr) break;
+    names.insert(chosen->name);
+  }
+  const auto report = Trials::take(std::chrono::nanoseconds(0));
+  CHECK(report && !Trials::take(std::chrono::nanoseconds(0)));
+  return {names, report ? report->key() : ""};
+}
+
+// By their curves, `one:other` takes 2^3 times as long as `one` where trials are needed, and `two` 2^5 times.
+Tuning three_lines() {
+  Tuning tuning;
+  tuning.costs = {line(Op::all_reduce, "one", 5, 5), line(Op::all_reduce, "one:other", 5, 8),
+                  line(Op::all_reduce, "two", 5, 10)};
+  return tuning;
+}
+
+}  // namespace
+
+TEST(trials_leave_out_the_hopeless) {
+  Chooser chooser(three_lines());
+  chooser.group().selector().try_candidates("a group");
+  const auto [names, key] = trials(chooser);
+  CHECK(names == std::set<std::string>{"one", "one:other"});
+  // New candidates or tables begin them anew: what the ranks agreed on before must not count.
+  chooser.group().tune(three_lines());
+  const auto [later_names, later_key] = trials(chooser);
+  CHECK(later_names == names && later_key != key);
+}
+
+TEST(results_of_trials_become_curves_and_do_not_bring_an_excluded_candidate_back) {
+  auto made = call(Op::all_reduce, kUncovered / 4);
+  for (const bool excludes : {true, false}) {
+    auto tuning = three_lines();
+    made.size_hint = kUncovered;
+    tuning.tried = {{made, "two", 1 << 16}, {made, "one:other", 2 << 16}, {made, "one", 3 << 16}};
+    if (excludes) tuning.excluded = {{Op::all_reduce, false, false, DeviceType::CPU, "two"}};
+    Chooser chooser(tuning);
+    auto& selector = chooser.group().selector();
+    selector.try_candidates("a group");
+    const std::string best = excludes ? "one:other" : "two";
+    CHECK(selector.explain(made).chosen->name == best && selector.explain(made).tried);
+    CHECK(chooser.choose(made) == "one");  // as a call behind passes
+    selector.refine(2);
+    CHECK(chooser.choose(made) == best);
+  }
+}
+
+TEST(a_cost_model_has_the_blocking_calls_of_one_kind_of_device) {
+  auto tuning = three_lines();
+  for (auto cost : three_lines().costs) {
+    cost.subject.asynchronous = true;
+    tuning.costs.push_back(cost);
+    cost.subject.asynchronous = false;
+    cost.subject.device = DeviceType::CUDA;
+    cost.subject.vectored = true;
+    tuning.costs.push_back(cost);
+  }
+  Chooser chooser(tuning);
+  const auto model = chooser.group().selector().cost_model(DeviceType::CPU);
+  CHECK(model.costs().size() == 3 && model.resources().size() == 2);
+  for (const auto& [subject, cost] : model.costs()) CHECK(!subject.vectored && cost.demands.size() == 1);
 }
 
 TEST(new_measurements_replace_what_was_remembered) {
