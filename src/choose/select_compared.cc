@@ -59,7 +59,6 @@ std::vector<Candidate*> Selector::native(const Call& call) const {
   for (const auto way : {&Decision::native, &Decision::native_on_copies}) {
     for (auto* const candidate : eligible_) {
       if (!(Decision::of(*candidate->communicator, call).*way)()) continue;
-      if (std::ranges::find(candidates, candidate) != candidates.end()) continue;
       if (candidate->variant == 0 || candidate->communicator->varies(call, candidate->variant))
         candidates.push_back(candidate);
     }

@@ -2,48 +2,34 @@
 #include "choose/select.h"
 
 #include <algorithm>
-#include <chrono>
 #include <climits>
 #include <memory>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "check.h"
+#include "choosing.h"
 #include "group/group.h"
 #include "ranks.h"
 
 using namespace mcr;
+using namespace choosing;
 
 namespace {
-
-constexpr int kRanks = 4;
-
-// Has no reductions of integers, and a variant for all_reduce.
-class Declared : public Communicator {
- public:
-  explicit Declared(bool variant) : variant_(variant) {}
-  bool supports(const Call& call) const override {
-    if (variant_) return call.red != RedOp::AVG;
-    return row(call.op).is(kReduces) ? call.dtype == DType::Float : call.op != Op::gather;
-  }
-  void issue(const Call&, Lane&) override {}
-  std::span<const std::string_view> variants() const override {
-    return variant_ ? std::span<const std::string_view>(kVariants) : std::span<const std::string_view>();
-  }
-  bool varies(const Call& call, int /*variant*/) const override { return call.op == Op::all_reduce; }
-
- private:
-  static constexpr std::array<std::string_view, 1> kVariants = {"other"};
-  bool variant_;
-};
 
 // Receives from named ranks only.
 class Named : public Declared {
  public:
   Named() : Declared(true) {}
   bool supports(const Call& call) const override { return call.op != Op::recv || call.root != kAnyRank; }
+};
+
+// Has nothing.
+class Silent : public Declared {
+ public:
+  Silent() : Declared(false) {}
+  bool supports(const Call&) const override { return false; }
 };
 
 // Has sums on the host alone.
@@ -63,36 +49,6 @@ class Narrow : public Declared {
     return std::max(message_elements(call, kRanks), call.size_hint / size_of(call.dtype)) <= INT_MAX;
   }
 };
-
-// A group with the candidates one, one:other, two.
-class Chooser {
- public:
-  explicit Chooser(Tuning tuning = {})
-      : one_([] { return std::make_unique<Declared>(true); }, kRanks, 0, "one"),
-        two_([] { return std::make_unique<Declared>(false); }, kRanks, 0, "two") {
-    one_.group().connect(two_.backend(), 0);
-    one_.group().tune(std::move(tuning));
-  }
-  std::string choose(const Call& call) { return one_.group().choose(call).name; }
-  Group& group() { return one_.group(); }
-
- private:
-  ranks::Alone one_, two_;
-};
-
-Call call(Op op, int64_t count, DType dtype = DType::Float) {
-  Call made;
-  made.op = op;
-  made.dtype = dtype;
-  made.in.count = made.out.count = count;
-  return made;
-}
-
-Tuning::Cost line(Op op, const std::string& candidate, int32_t small, int32_t large,
-                  DTypeClass types = DTypeClass::Float, bool vectored = false) {
-  const CostCurve curve({{4, small * 65536}, {1 << 20, large * 65536}});
-  return {{op, vectored, false, DeviceType::CPU, types}, candidate, curve};
-}
 
 }  // namespace
 
@@ -332,77 +288,60 @@ TEST(excluded_candidates_are_not_chosen) {
   CHECK(chooser.choose(call(Op::all_reduce, 1)) == "two");
 }
 
-namespace {
-
-constexpr int64_t kUncovered = 1 << 22;  // bytes: more than twice the largest size measured
-
-// All candidates that get a call until the ranks must agree, and the key of their report.
-std::pair<std::set<std::string>, std::string> trials(Chooser& chooser) {
-  std::set<std::string> names;
-  while (true) {
-    Timing timing(true);
-    auto* const chosen = chooser.group().selector().choose(call(Op::all_reduce, kUncovered / 4), kUncovered, timing);
-    if (chosen == nullptr) break;
-    names.insert(chosen->name);
-  }
-  const auto report = Trials::take(std::chrono::nanoseconds(0));
-  CHECK(report && !Trials::take(std::chrono::nanoseconds(0)));
-  return {names, report ? report->key() : ""};
-}
-
-// By their curves, `one:other` takes 2^3 times as long as `one` where trials are needed, and `two` 2^5 times.
-Tuning three_lines() {
-  Tuning tuning;
-  tuning.costs = {line(Op::all_reduce, "one", 5, 5), line(Op::all_reduce, "one:other", 5, 8),
-                  line(Op::all_reduce, "two", 5, 10)};
-  return tuning;
-}
-
-}  // namespace
-
-TEST(trials_leave_out_the_hopeless) {
-  Chooser chooser(three_lines());
-  chooser.group().selector().try_candidates("a group");
-  const auto [names, key] = trials(chooser);
-  CHECK(names == std::set<std::string>{"one", "one:other"});
-  // New candidates or tables begin them anew: what the ranks agreed on before must not count.
-  chooser.group().tune(three_lines());
-  const auto [later_names, later_key] = trials(chooser);
-  CHECK(later_names == names && later_key != key);
-}
-
-TEST(results_of_trials_become_curves_and_do_not_bring_an_excluded_candidate_back) {
-  auto made = call(Op::all_reduce, kUncovered / 4);
-  for (const bool excludes : {true, false}) {
-    auto tuning = three_lines();
-    made.size_hint = kUncovered;
-    tuning.tried = {{made, "two", 1 << 16}, {made, "one:other", 2 << 16}, {made, "one", 3 << 16}};
-    if (excludes) tuning.excluded = {{Op::all_reduce, false, false, DeviceType::CPU, "two"}};
+TEST(an_exclusion_holds_for_its_form_and_device) {
+  struct Row {
+    bool vectored, asynchronous;
+    DeviceType device;
+    bool plain_too, uneven_too, started_too;  // whether these calls of the host lose the candidate
+  };
+  const auto cpu = DeviceType::CPU, cuda = DeviceType::CUDA;
+  for (const auto& row : {Row{false, false, cpu, true, true, true}, Row{true, false, cpu, false, true, false},
+                          Row{false, true, cpu, false, false, true}, Row{false, false, cuda, false, false, false}}) {
+    Tuning tuning;
+    tuning.excluded = {{Op::all_to_all, row.vectored, row.asynchronous, row.device, "one"}};
+    // Neither what was measured on a device nor a row without times brings it back.
+    tuning.costs = {line(Op::all_to_all, "one", 1, 1, DTypeClass::Any, true), {}};
+    tuning.costs[0].subject.device = cuda;
+    tuning.costs[1] = {{Op::all_to_all, true, false, cpu, DTypeClass::Any}, "one", {}};
     Chooser chooser(tuning);
-    auto& selector = chooser.group().selector();
-    selector.try_candidates("a group");
-    const std::string best = excludes ? "one:other" : "two";
-    CHECK(selector.explain(made).chosen->name == best && selector.explain(made).tried);
-    CHECK(chooser.choose(made) == "one");  // as a call behind passes
-    selector.refine(2);
-    CHECK(chooser.choose(made) == best);
+    auto made = call(Op::all_to_all, 8);
+    CHECK(chooser.choose(made) == (row.plain_too ? "two" : "one"));
+    made.asynchronous = true;
+    CHECK(chooser.choose(made) == (row.started_too ? "two" : "one"));
+    made.asynchronous = false;
+    made.vectored = true;
+    CHECK(chooser.choose(made) == (row.uneven_too ? "two" : "one"));
   }
 }
 
-TEST(a_cost_model_has_the_blocking_calls_of_one_kind_of_device) {
-  auto tuning = three_lines();
-  for (auto cost : three_lines().costs) {
-    cost.subject.asynchronous = true;
-    tuning.costs.push_back(cost);
-    cost.subject.asynchronous = false;
-    cost.subject.device = DeviceType::CUDA;
-    cost.subject.vectored = true;
-    tuning.costs.push_back(cost);
+TEST(the_stand_in_of_excluded_candidates_can_do_the_call) {
+  ranks::Alone one([] { return std::make_unique<Declared>(true); }, kRanks, 0, "one");
+  ranks::Alone none([] { return std::make_unique<Silent>(); }, kRanks, 0, "none");
+  ranks::Alone two([] { return std::make_unique<Declared>(true); }, kRanks, 0, "two");
+  one.group().connect(none.backend(), 0);
+  one.group().connect(two.backend(), 0);
+  Tuning tuning;
+  for (const auto* name : {"one", "two", "one:other", "two:other"}) {
+    tuning.excluded.push_back({Op::send, false, false, DeviceType::CPU, name});
   }
-  Chooser chooser(tuning);
-  const auto model = chooser.group().selector().cost_model(DeviceType::CPU);
-  CHECK(model.costs().size() == 3 && model.resources().size() == 2);
-  for (const auto& [subject, cost] : model.costs()) CHECK(!subject.vectored && cost.demands.size() == 1);
+  one.group().tune(std::move(tuning));
+  CHECK(one.group().choose(call(Op::send, 1)).name == "one");  // `none` cannot: so the exclusion is ignored
+}
+
+TEST(an_uneven_call_goes_by_uneven_calls_of_other_types_first) {
+  Tuning tuning;
+  tuning.costs = {line(Op::reduce_scatter, "one", 1, 1, DTypeClass::Float, true),
+                  line(Op::reduce_scatter, "two", 2, 2, DTypeClass::Float, true),
+                  line(Op::reduce_scatter, "one", 2, 2, DTypeClass::Half, false),
+                  line(Op::reduce_scatter, "two", 1, 1, DTypeClass::Half, false)};
+  ranks::Alone one([] { return std::make_unique<Declared>(true); }, kRanks, 0, "one");
+  ranks::Alone two([] { return std::make_unique<Declared>(true); }, kRanks, 0, "two");
+  one.group().connect(two.backend(), 0);
+  one.group().tune(std::move(tuning));
+  auto made = call(Op::reduce_scatter, 8, DType::Half);
+  CHECK(one.group().choose(made).name == "two");
+  made.vectored = true;
+  CHECK(one.group().choose(made).name == "one");
 }
 
 TEST(new_measurements_replace_what_was_remembered) {
