@@ -18,7 +18,7 @@ constexpr int64_t kUncovered = 1 << 22;  // bytes: more than twice the largest s
 // All candidates that get a call until the ranks must agree, and the key of their report.
 std::pair<std::set<std::string>, std::string> trials(Chooser& chooser) {
   std::set<std::string> names;
-  while (true) {
+  for (int i = 0; i < 1000; ++i) {  // far more than are needed
     Timing timing(true);
     auto* const chosen = chooser.group().selector().choose(call(Op::all_reduce, kUncovered / 4), kUncovered, timing);
     if (chosen == nullptr) break;
