@@ -9,6 +9,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "base/error.h"
@@ -144,6 +145,53 @@ TEST(sizes_forms_and_operations_are_tried_apart) {
   CHECK(!rank.trials().result(call(), 4096));
   CHECK(!rank.trials().result(call(Op::all_reduce, true), 1024));
   CHECK(!rank.trials().result(call(Op::all_gather), 1024));
+  auto other = call();
+  other.red = RedOp::MAX;
+  CHECK(!rank.trials().result(other, 1024));
+  other = call();
+  other.dtype = DType::Double;  // the same class of types
+  CHECK(!rank.trials().result(other, 1024));
+  other.op = Op::all_gather;  // moves data: all types alike
+  decide(rank, other, 1024);
+  CHECK(rank.trials().result(call(Op::all_gather), 1024));
+}
+
+TEST(works_of_asynchronous_calls_have_time_until_the_report) {
+  for (const auto& [asynchronous, bytes, later] : {std::tuple{false, 1024, 0},
+                                                   {true, 1024, 512},
+                                                   {true, 64 << 10, 128},
+                                                   {true, 1 << 20, 16},
+                                                   {true, 2 << 20, 4}}) {
+    Rank rank({3000, 1000});
+    const auto kind = call(Op::all_reduce, asynchronous);
+    for (int i = 0; i < 2 * 4 + later; ++i) rank.call(kind, bytes);
+    CHECK(taken().empty());
+    rank.call(kind, bytes);
+    CHECK(taken().size() == 1);
+  }
+}
+
+TEST(a_work_counts_once) {
+  const auto trials = std::make_shared<Trials>("group", 0, std::vector<std::string>{"a", "b"});
+  while (const auto turn = trials->next(call(), 1024, [] { return Trials::Options{0, {0, 1}}; })) {
+    if (turn->trial == nullptr) continue;
+    for (const auto time : {100ns, 5000ns})
+      turn->trial->waited(time);  // such as by a callback, and later by the caller
+  }
+  for (const auto& times : taken().front().times()) CHECK(times.back() == 100);
+}
+
+TEST(one_quick_call_does_not_make_a_candidate_fast) {
+  Rank rank({3000, 4000});
+  while (rank.call(call(), 1024)) {
+  }
+  const auto report = taken().front();
+  auto times = report.times();
+  times[1][1] = 1000;
+  report.agree(times);
+  decide(rank, call(), 1024);
+  const auto result = rank.trials().result(call(), 1024);
+  CHECK(result->chosen == 0 && result->costs[1].second == fixed_log2(4000));
 }
 
 // Three ranks that measure different times, and learn of an agreement at different times.
