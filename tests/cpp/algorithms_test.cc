@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/ops.h"
 #include "check.h"
+#include "choose/simulate.h"
 #include "interpreter.h"
 #include "memory.h"
 #include "passes/compress/compressed.h"
@@ -115,6 +116,33 @@ TEST(emulated_operations_mean_what_they_say) {
   for (std::size_t i = 0; i < kOps.size(); ++i) {
     const auto op = static_cast<Op>(i);
     if (row(op).fallback == Fallback::Exchange) check_algorithm(op, emulate);
+  }
+}
+
+TEST(no_rank_leaves_an_emulated_barrier_before_all_have_come) {
+  CostModel model;
+  model.add({.kind = Task::Kind::Issue, .op = Op::send, .name = "x"}, {.alpha = 1});
+  model.add({.kind = Task::Kind::Copy}, {});
+  Call barrier;
+  barrier.op = Op::barrier;
+  for (int size = 2; size <= kMostRanks; ++size) {
+    std::vector<Schedule> schedules(static_cast<std::size_t>(size));
+    std::vector<int> members;
+    std::vector<Job> jobs(1);
+    for (int rank = 0; rank < size; ++rank) {
+      auto& schedule = schedules[static_cast<std::size_t>(rank)];
+      emulate(barrier, rank, size, schedule);
+      jobs.push_back({.schedule = &schedule, .rank = rank, .parts = {{"x"}}});
+      members.push_back(rank);
+    }
+    for (std::size_t late = 1; late < jobs.size(); ++late) {
+      auto delayed = jobs;
+      delayed[0].rank = jobs[late].rank;
+      delayed[0].work.alpha = 1000;
+      delayed[late].after = {0};
+      const auto ends = simulate(delayed, model, {{members}, true}).ends;
+      CHECK(std::ranges::all_of(ends, [](int64_t end) { return end >= 1000; }));
+    }
   }
 }
 
