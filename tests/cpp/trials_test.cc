@@ -240,6 +240,24 @@ TEST(a_call_that_is_not_sent_gives_its_number_back) {
   CHECK(taken().size() == 2);  // one report of each rank
 }
 
+// Another thread's call has followed, perhaps in the next round.
+TEST(a_call_that_is_not_sent_counts_if_others_have_followed) {
+  Rank rank({3000, 1000}), other({3000, 1000});
+  const auto options = [] { return Trials::Options{0, {0, 1}}; };
+  const auto first = rank.trials().next(call(), 1024, options)->count;
+  other.call(call(), 1024);
+  for (int round = 0; round < 2; ++round) {
+    for (auto* const each : {&rank, &other}) each->call(call(), 1024);
+    rank.trials().withdraw(first);
+    for (bool open = true; open;) {
+      const auto candidate = rank.call(call(), 1024);
+      CHECK(candidate == other.call(call(), 1024));
+      open = candidate.has_value();
+    }
+    CHECK(agree(taken(), 2).empty());
+  }
+}
+
 // It may have another size than the call that the other ranks make first, or no candidates to try.
 TEST(a_first_call_that_is_not_sent_leaves_no_bucket) {
   Rank rank({3000, 1000}), other({3000, 1000});
