@@ -69,17 +69,18 @@ TEST(results_of_trials_become_curves_and_do_not_bring_an_excluded_candidate_back
 }
 
 TEST(explanations_of_trials) {
-  auto made = call(Op::all_reduce, kUncovered / 4, DType::Double);
-  made.size_hint = kUncovered;
+  auto made = call(Op::all_reduce, kUncovered / 4), half = call(Op::all_reduce, kUncovered / 2, DType::Half);
+  made.size_hint = half.size_hint = kUncovered;
   auto tuning = three_lines();
-  tuning.tried = {{made, "two", 1 << 16}, {made, "one", 2 << 16}};
+  tuning.tried = {{made, "two", 1 << 16}, {made, "one", 2 << 16}, {half, "one:other", 1 << 16}, {half, "one", 2 << 16}};
   Chooser chooser(tuning);
   auto& selector = chooser.group().selector();
   selector.try_candidates("a group");
-  made.dtype = DType::Half;  // by the curves of floats, but for trials
-  const auto guessed = selector.explain(made);
+  const auto found = selector.explain(half);
+  CHECK(found.tried && !found.trying && !found.guessed && found.chosen->name == "one:other");
+  half.dtype = DType::BFloat16;  // by the curves of floats, until it is tried
+  const auto guessed = selector.explain(half);
   CHECK(guessed.guessed && guessed.trying && !guessed.tried);
-  made.dtype = DType::Double;
   const auto known = selector.explain(made);
   CHECK(known.tried && !known.trying && !known.guessed && known.chosen->name == "two");
   for (const auto& [candidate, cost, refined] : known.candidates) {
