@@ -182,4 +182,5 @@ TEST(forms) {
   CHECK(has(Op::all_reduce, RedOp::SUM, false) && has(Op::reduce_scatter, RedOp::MAX, false));
   CHECK(has(Op::all_gather, RedOp::SUM, false) && !has(Op::all_gather, RedOp::SUM, true));
   CHECK(!has(Op::all_reduce, RedOp::AVG, false) && !has(Op::broadcast, RedOp::SUM, false));
+  CHECK(!has(Op::all_to_all, RedOp::SUM, false) && !has(Op::reduce, RedOp::SUM, false));
 }
