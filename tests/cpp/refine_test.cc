@@ -156,7 +156,7 @@ TEST(trials_go_to_who_has_waited_longest_and_seldom_to_the_slow) {
   CHECK(tries[3] >= 15 && tries[3] <= 16);    // 2^25 times as slow: every 64th all the same
   CHECK(tries[1] + tries[2] + tries[3] <= 1000);
   // If the chosen one's time is unknown, no other one is known to be slow.
-  Refinement unknown(2, 2);
+  Refinement unknown(2, 4);
   int made = 0;
   for (int i = 0; i < 2 * 10; ++i) {
     const auto turn = unknown.next(call(Op::all_reduce, 8), 32);
