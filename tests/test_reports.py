@@ -88,7 +88,8 @@ def excluded(text: str, folder: Path) -> None:
 
 
 def tuned(text: str, folder: Path) -> None:
-    tune._summary(made.scale(excluded=(Exclusion("all_reduce", "bool", "gloo", text),)), folder / "t.json", 1.0, 0)
+    measured = made.scale(excluded=(Exclusion("all_reduce", "bool", "gloo", text),))
+    tune._summary(made.make(measured), measured, folder / "t.json", 1.0, 0)
 
 
 def _table(folder: Path, name: str, **parts: Any) -> str:
