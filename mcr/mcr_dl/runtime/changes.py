@@ -18,7 +18,7 @@ import torch.distributed as torch_dist
 from mcr_dl import _C, watch
 from mcr_dl.base.errors import KINDS, CollectiveTimeoutError, InvalidArgumentError, McrError
 from mcr_dl.runtime import state
-from mcr_dl.runtime.rounds import Decide, Round, absent_of, absent_text
+from mcr_dl.runtime.rounds import Decide, Round, absent_of, absent_text, explained
 from mcr_dl.runtime.watched_store import require_all_ranks
 
 _LONGEST = 0.1  # seconds between two checks for the answer
@@ -166,15 +166,16 @@ def _exchanged(group: _C.Group, what: str, decide: Decide, mine: dict[str, Any],
         made, _ = _C.newest_collective(group)
         return {"error": [CollectiveTimeoutError.__name__, watch.explain(text, group._label, made, True, True)]}
 
-    answer: dict[str, Any] | None = this_round.conclude(
-        this_round.arrive(mine),
-        partial(_answer_of, group, decide),
-        late,
-        lambda error: {"error": [InvalidArgumentError.__name__, f"{name}: {error}"]},
-        limit=seconds,
-        check=partial(require_all_ranks, group._label, name),
-        longest=_LONGEST,
-    )
+    with explained(name):
+        answer: dict[str, Any] | None = this_round.conclude(
+            this_round.arrive(mine),
+            partial(_answer_of, group, decide),
+            late,
+            lambda error: {"error": [InvalidArgumentError.__name__, f"{name}: {error}"]},
+            limit=seconds,
+            check=partial(require_all_ranks, group._label, name),
+            longest=_LONGEST,
+        )
     if answer is None:
         raise CollectiveTimeoutError(f"{name} timed out: the last rank to come has not answered")
     if leave:
