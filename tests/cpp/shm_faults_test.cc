@@ -349,18 +349,13 @@ TEST(a_rank_whose_calls_complete_after_it_has_left_has_not_died) {
 namespace {
 
 /// The store of rank 0, which goes on from the step "accepted" only when rank 1 has failed in the next one.
-class LateStore final : public Store {
+class LateStore final : public OwnStore {
  public:
-  explicit LateStore(MemoryStore& store) : store_(store) {}
+  using OwnStore::OwnStore;
   void set(const std::string& key, const std::string& value) override {
-    store_.set(key, value);
-    if (key == "accepted") store_.get("mapped/1");
+    OwnStore::set(key, value);
+    if (key == "accepted") get("mapped/1");
   }
-  std::string get(const std::string& key) override { return store_.get(key); }
-  void erase(const std::string& key) noexcept override { store_.erase(key); }
-
- private:
-  MemoryStore& store_;
 };
 
 }  // namespace

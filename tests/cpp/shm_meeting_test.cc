@@ -18,18 +18,13 @@ using namespace shm_ranks;
 namespace {
 
 /// The store of a rank of another host, as its card says.
-class OtherHost final : public Store {
+class OtherHost final : public OwnStore {
  public:
-  explicit OtherHost(MemoryStore& store) : store_(store) {}
+  using OwnStore::OwnStore;
   void set(const std::string& key, const std::string& value) override {
     const bool card = key.starts_with("card/");
-    store_.set(key, card ? std::string(value).insert(value.find('\n') + 1, "another ") : value);
+    OwnStore::set(key, card ? std::string(value).insert(value.find('\n') + 1, "another ") : value);
   }
-  std::string get(const std::string& key) override { return store_.get(key); }
-  void erase(const std::string& key) noexcept override { store_.erase(key); }
-
- private:
-  MemoryStore& store_;
 };
 
 }  // namespace
@@ -73,15 +68,13 @@ TEST(the_end_of_a_connection_is_named_while_ranks_meet) {
 namespace {
 
 /// A store whose reader connects to the sockets of all cards without being a rank.
-class StrangerStore final : public Store {
+class StrangerStore final : public OwnStore {
  public:
-  explicit StrangerStore(MemoryStore& store) : store_(store) {}
+  using OwnStore::OwnStore;
   void set(const std::string& key, const std::string& value) override {
     if (key.starts_with("card/")) visit(value);
-    store_.set(key, value);
+    OwnStore::set(key, value);
   }
-  std::string get(const std::string& key) override { return store_.get(key); }
-  void erase(const std::string& key) noexcept override { store_.erase(key); }
 
  private:
   void visit(const std::string& card) {
@@ -95,7 +88,6 @@ class StrangerStore final : public Store {
     }
   }
 
-  MemoryStore& store_;
   std::vector<File> strangers_;
 };
 

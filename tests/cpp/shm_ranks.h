@@ -79,6 +79,18 @@ class MemoryStore : public Store {
   std::map<std::string, std::string> values_;
 };
 
+/// One rank's view of the store, for tests that change what this rank does there.
+class OwnStore : public Store {
+ public:
+  explicit OwnStore(MemoryStore& store) : store_(store) {}
+  void set(const std::string& key, const std::string& value) override { store_.set(key, value); }
+  std::string get(const std::string& key) override { return store_.get(key); }
+  void erase(const std::string& key) noexcept override { store_.erase(key); }
+
+ private:
+  MemoryStore& store_;
+};
+
 using Body = std::function<void(shm::Engine&, int rank)>;
 
 inline thread_local shm::Segment* shared = nullptr;  // the memory of the rank that runs in this thread
