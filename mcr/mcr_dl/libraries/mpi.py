@@ -345,8 +345,10 @@ def _starts_alone(library: MpiLibrary) -> bool:
 def _is_served(library: MpiLibrary) -> bool:
     """Whether an MPI launcher answers the library's MPI_Init here. A library of another family must be loaded."""
     launcher = _launcher()
-    if not _answers(launcher) or launcher.family == library.family:
-        return _answers(launcher)
+    if not _answers(launcher):
+        return False
+    if launcher.family == library.family:
+        return True
     return not launcher.exclusive and (launcher.name != _PMIX or _speaks_pmix(library))
 
 

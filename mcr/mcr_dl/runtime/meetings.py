@@ -27,7 +27,7 @@ from mcr_dl.runtime.rounds import (
     explained,
     join,
     poll,
-    require_all_ranks,
+    require_whole_job,
     with_places,
 )
 
@@ -127,7 +127,7 @@ class Meetings:
             patience=lambda: NOTICE if watch.lost() else PATIENCE,
         )
         if answer is None:
-            require_all_ranks()
+            require_whole_job()
             raise CollectiveTimeoutError(f"{self._name}: the last rank to come to an agreement timed out")
         self.undecided = False
         return self._result(answer)

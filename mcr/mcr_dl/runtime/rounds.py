@@ -71,7 +71,7 @@ def with_places(text: str, absent: Sequence[int]) -> str:
     return f"{text}. Not arrived: {where}" if where else text
 
 
-def require_all_ranks() -> None:
+def require_whole_job() -> None:
     """Raise PeerLostError if the job has lost a rank."""
     lost = watch.lost()
     if lost:
@@ -87,7 +87,7 @@ def explained(what: str) -> Iterator[None]:
         if isinstance(error, McrError):
             raise
         poll(lambda: bool(watch.lost()), NOTICE)
-        require_all_ranks()
+        require_whole_job()
         raise BackendError(f"{what}: the job's store cannot be reached: {error}") from error
 
 
